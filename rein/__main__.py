@@ -1,0 +1,5 @@
+"""python -m rein"""
+
+from rein.cli import main
+
+raise SystemExit(main())

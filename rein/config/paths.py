@@ -1,0 +1,108 @@
+"""What feeds what: the files and folders each stage reads and writes, from the recipe alone.
+
+A stage run by itself and a stage run by `rein run` resolve the same paths. An explicit key always wins; else the
+output of an earlier stage of `stages`, else the recipe's own data and model. Opens nothing.
+"""
+
+from pathlib import Path
+
+from rein.config.recipe import Recipe
+from rein.errors import ConfigError
+
+
+def stage_dir(recipe: Recipe, stage: str) -> Path:
+    """Where a stage writes: `<out>/<stage>`."""
+    return Path(recipe.out) / stage
+
+
+def _earlier(recipe: Recipe, producer: str, consumer: str) -> bool:
+    stages = list(recipe.stages)
+    if producer not in stages:
+        return False
+    return consumer not in stages or stages.index(producer) < stages.index(consumer)
+
+
+def base_model(recipe: Recipe) -> str:
+    """The model the recipe names: what sft starts from."""
+    if recipe.model.path is None:
+        raise ConfigError("recipe: model.path is missing; give the folder of the model to start from")
+    return recipe.model.path
+
+
+def start_policy(recipe: Recipe, stage: str) -> str:
+    """What train starts from, which is also the reference: sft's result where the recipe has sft, else model.path."""
+    if _earlier(recipe, "sft", stage):
+        return str(stage_dir(recipe, "sft") / "model")
+    return base_model(recipe)
+
+
+def rollout_policy(recipe: Recipe) -> str:
+    return recipe.rollout.path or start_policy(recipe, "rollout")
+
+
+def reward_trunk(recipe: Recipe) -> str:
+    return recipe.reward.path or start_policy(recipe, "reward")
+
+
+def critic_start(recipe: Recipe) -> str:
+    return recipe.critic.model.path or start_policy(recipe, "train")
+
+
+def reward_model(recipe: Recipe) -> str:
+    """The reward model that the reward named `model` uses."""
+    if recipe.score.path:
+        return recipe.score.path
+    if "reward" in recipe.stages:
+        return str(stage_dir(recipe, "reward") / "model")
+    raise ConfigError("recipe: score.reward is `model` but score.path is missing; give the reward model's folder, or add reward to stages")
+
+
+def _files(given: list[str], recipe: Recipe, stage: str) -> list[str]:
+    files = given or recipe.data.train_files
+    if not files:
+        raise ConfigError(f"recipe: {stage}.files is missing; give the Parquet or JSONL files to read")
+    return list(files)
+
+
+def sft_files(recipe: Recipe) -> list[str]:
+    return _files(recipe.sft.files, recipe, "sft")
+
+
+def reward_files(recipe: Recipe) -> list[str]:
+    return _files(recipe.reward.files, recipe, "reward")
+
+
+def rollout_files(recipe: Recipe) -> list[str]:
+    return _files(recipe.rollout.files, recipe, "rollout")
+
+
+def score_files(recipe: Recipe) -> list[str]:
+    if not recipe.score.files and _earlier(recipe, "rollout", "score"):
+        return [str(stage_dir(recipe, "rollout") / "trajectories.parquet")]
+    return _files(recipe.score.files, recipe, "score")
+
+
+def train_files(recipe: Recipe) -> list[str]:
+    for producer in ("score", "rollout"):
+        if _earlier(recipe, producer, "train"):
+            return [str(stage_dir(recipe, producer) / "trajectories.parquet")]
+    if not recipe.data.train_files:
+        raise ConfigError("recipe: data.train_files is missing; give the trajectories to train on")
+    return list(recipe.data.train_files)
+
+
+def evaluate_files(recipe: Recipe) -> list[str]:
+    files = recipe.evaluate.files or recipe.data.val_files
+    if not files:
+        raise ConfigError("recipe: evaluate.files is missing; give prompts that training has not seen")
+    return list(files)
+
+
+def trained_actor(recipe: Recipe) -> str:
+    """What evaluate and export take as the result."""
+    return str(stage_dir(recipe, "train") / "best")
+
+
+def cache_dir(recipe: Recipe) -> Path:
+    """Scores that frozen models gave to rows, shared by the stages of a run folder."""
+    return Path(recipe.out) / "cache"

@@ -1,0 +1,294 @@
+"""One frozen model per section of a recipe; every key, its unit and its default on one page.
+
+Names follow verl where the concept is verl's. Batch sizes count rows (trajectories). Unknown keys are errors
+(config/load.py names the nearest). Knows nothing of files or models: what feeds what is config/paths.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str | dict) else value
+
+
+def _clip_range(value: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) == 2 and value[0] >= value[1]:
+        raise ValueError(f"lower end {value[0]} is not below upper end {value[1]}")
+    return value
+
+
+Files = Annotated[list[str], BeforeValidator(_as_list)]
+Positive = Annotated[int, Field(gt=0)]
+Rate = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Optim(Section):
+    """AdamW and its schedule; warm-up and decay count optimizer steps."""
+
+    lr: Annotated[float, Field(gt=0)] = 1e-6
+    weight_decay: Rate = 0.01
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    lr_scheduler_type: Literal["constant", "cosine"] = "constant"
+    lr_warmup_steps: Annotated[int, Field(ge=-1)] = -1  # -1: lr_warmup_steps_ratio decides
+    lr_warmup_steps_ratio: Share = 0.0
+    min_lr_ratio: Share = 0.0
+
+
+class Model(Section):
+    """The start policy: what sft or train begins from, and the reference. `path` is a Hugging Face folder."""
+
+    path: str | None = None
+    lora_rank: Annotated[int, Field(ge=0)] = 0  # 0: full fine-tuning
+    lora_alpha: Annotated[float, Field(gt=0)] = 16
+    target_modules: str | list[str] = "all-linear"
+    enable_gradient_checkpointing: bool = False
+    dtype: Literal["float32", "float64"] = "float32"
+    trust_remote_code: bool = False
+
+
+class Data(Section):
+    """The rows of the run. `train_files` holds whatever kind of rows the first stage reads."""
+
+    train_files: Files = []
+    val_files: Files = []  # prompts for validation; default: the hold-out split of train_files
+    train_batch_size: Positive = 1024  # rows per batch: old log-probs, values and advantages are made once for each
+    max_prompt_length: Positive = 1024  # tokens
+    max_response_length: Positive = 2048  # tokens
+    truncation: Literal["drop", "error"] = "drop"  # a prompt over the limit
+    shuffle: bool = True
+    seed: int | None = None  # order of rows; default: the recipe's seed
+    max_bad_fraction: Share = 0.01
+    behavior: Literal["stored", "unknown"] | None = None  # default: stored where the file has log-probs
+    holdout_fraction: Share = 0.05  # of prompts, at least 64 and at most 500
+    apply_chat_template: bool | None = None  # default: where the tokenizer has a template; false: prompts are raw text
+
+
+class Sft(Section):
+    """Causal LM fine-tuning on responses only."""
+
+    files: Files = []  # default: data.train_files
+    prompt_key: str = "prompt"  # a column; dots reach into structs (extra_info.question)
+    response_key: str = "response"
+    optim: Optim = Optim(lr=1e-5, lr_scheduler_type="cosine")
+    batch_size: Positive = 32
+    epochs: Positive = 1
+    total_steps: Positive | None = None  # stops earlier than `epochs`, or goes round again until then
+    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    ppo_max_token_len_per_gpu: Positive = 4096
+    save_freq: int = -1
+
+
+class RewardModel(Section):
+    """Bradley-Terry reward model from preference pairs."""
+
+    files: Files = []  # default: data.train_files
+    path: str | None = None  # the trunk it starts from; default: what train would start from
+    optim: Optim = Optim(lr=1e-5, lr_scheduler_type="cosine")
+    batch_size: Positive = 32  # pairs
+    epochs: Positive = 1
+    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    ppo_max_token_len_per_gpu: Positive = 4096
+    save_freq: int = -1
+
+
+class Rollout(Section):
+    """Stored prompts -> trajectories."""
+
+    files: Files = []  # prompts; default: data.train_files
+    path: str | None = None  # the policy that writes them; default: what train would start from
+    n: Positive = 1
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_new_tokens: Positive | None = None  # default: data.max_response_length
+    batch_size: Positive = 128  # rows decoded together
+    max_prompts: Positive | None = None
+    stop: list[str] = []  # texts that end a response, beside the model's own stop ids
+    policy_version: int = 0
+
+
+class RewardSpec(Section):
+    """One reward: a name of the table `rewards.REWARDS` or `pkg.mod:name`, its weight in the mix, its options."""
+
+    name: str
+    weight: float = 1.0
+    options: dict[str, Any] = {}
+
+
+def _as_reward(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+Rewards = Annotated[
+    list[Annotated[RewardSpec, BeforeValidator(_as_reward)]],
+    BeforeValidator(_as_list),
+    Field(min_length=1),
+]
+
+
+class Score(Section):
+    """Trajectories -> scores. `model` as a reward name uses the reward model at `path`."""
+
+    files: Files = []  # default: what rollout wrote, else data.train_files
+    reward: Rewards = [RewardSpec(name="math")]
+    path: str | None = None  # reward model folder; default: what the reward stage wrote
+
+
+class Actor(Section):
+    """The policy's update."""
+
+    optim: Optim = Optim()
+    ppo_mini_batch_size: Positive = 64
+    ppo_micro_batch_size: Positive | None = None  # rows; only with use_dynamic_bsz=false
+    ppo_epochs: Positive = 4
+    shuffle: bool = True
+    clip_ratio: Annotated[float, Field(gt=0)] = 0.2
+    clip_ratio_low: Annotated[float, Field(gt=0)] | None = None
+    clip_ratio_high: Annotated[float, Field(gt=0)] | None = None
+    clip_ratio_c: Annotated[float, Field(gt=1)] = 3.0
+    use_kl_loss: bool = True
+    kl_loss_coef: Rate | None = None  # default: algorithm.kl_ctrl.kl_coef, else 0.05
+    kl_loss_type: str = "k3_soft"
+    entropy_coeff: float = 0.0
+    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    loss_agg_mode: str = "token-mean"
+    use_dynamic_bsz: bool = True
+    ppo_max_token_len_per_gpu: Positive = 4096  # token budget of a micro-batch
+
+
+class CriticModel(Section):
+    path: str | None = None  # default: the actor's start policy with a new head
+
+
+class Critic(Section):
+    """The value function's fit and update. What is not given follows the actor."""
+
+    model: CriticModel = CriticModel()
+    optim: Optim = Optim(lr=1e-5)
+    ppo_mini_batch_size: Positive | None = None
+    ppo_micro_batch_size: Positive | None = None
+    ppo_epochs: Positive | None = None
+    cliprange_value: Annotated[float, Field(gt=0)] = 0.2
+    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    fit_until: float = 0.5  # explained variance on the hold-out at which fitting before PPO ends
+
+
+class KlCtrl(Section):
+    type: Literal["fixed", "adaptive"] = "fixed"
+    kl_coef: Rate | None = None  # of the KL that is on: the loss's unless kl_loss_coef is given
+    target_kl: Annotated[float, Field(gt=0)] = 0.1  # nats per token
+    horizon: Annotated[float, Field(gt=0)] = 10000  # rows
+
+
+class RolloutCorrection(Section):
+    """Off-policy weights old / behavior. `auto`: token where behavior is known, none where it is not."""
+
+    rollout_is: Literal["auto", "token"] | None = "auto"
+    rollout_is_threshold: Annotated[float, Field(gt=0)] = 2.0
+
+
+class Algorithm(Section):
+    """What is maximised. `method` fixes estimator, loss and correction; an explicit key overrides."""
+
+    method: str = "ppo"
+    adv_estimator: str = "gae"
+    gamma: Share = 1.0
+    lam: Share = 0.95
+    use_kl_in_reward: bool = False
+    kl_penalty: str = "k1"
+    kl_ctrl: KlCtrl = KlCtrl()
+    rollout_correction: RolloutCorrection = RolloutCorrection()
+    filter_threshold: float = 1.0  # filtered_bc imitates rows that score at least this
+    insist: bool = False  # allow what is known not to restrain on stored data (k1 as a loss, two KLs at once)
+
+
+class RewardManager(Section):
+    """Shaping of scores before they are placed on tokens."""
+
+    clip_range: Annotated[tuple[float, float] | None, BeforeValidator(_clip_range)] = None
+
+
+class Trainer(Section):
+    """The training loop: lengths and intervals in global steps (one step = one batch) unless said otherwise."""
+
+    total_epochs: Positive = 1
+    total_training_steps: Positive | None = None
+    critic_warmup: Annotated[int, Field(ge=0)] = 100  # critic updates before the actor moves; fit_until may end it
+    test_freq: int = -1  # validate every so many steps, and always at the end; -1: only at the end
+    val_before_train: bool = True
+    val_prompts: Positive = 200
+    save_freq: int = -1  # snapshot every so many steps, and always at the end
+    logger: Annotated[list[Literal["console", "jsonl"]], BeforeValidator(_as_list)] = ["console", "jsonl"]
+
+
+class Guards(Section):
+    """What is checked before an update is applied, and the probe."""
+
+    probe_every: Annotated[int, Field(ge=8)] = 8  # updates between probes of 64 held-out rows
+    max_skips: Positive = 10  # updates in a row with a non-finite loss or gradient before the run stops
+
+
+class Evaluate(Section):
+    """Before and after, on prompts nothing else has touched."""
+
+    files: Files = []  # prompts; default: data.val_files
+    reward: Rewards | None = None  # the truth; default: score.reward
+    before: str | None = None  # default: what train started from
+    after: str | None = None  # default: train's best
+    pass_k: Annotated[int, Field(ge=0)] = 8  # answers sampled per prompt for pass@k; 0: greedy only
+    temperature: Annotated[float, Field(gt=0)] = 1.0  # of those samples
+    max_prompts: Positive | None = None
+    batch_size: Positive = 128
+
+
+class Export(Section):
+    path: str | None = None  # what to export; default: train's best
+    to: str | None = None  # default: <out>/export
+
+
+Stage = Literal["sft", "reward", "rollout", "score", "train", "evaluate", "export", "report"]
+
+
+class Recipe(Section):
+    """A whole run. Sections of stages that are not run may be left out."""
+
+    out: str = "runs/run"
+    seed: int = 0
+    resume: str = "auto"  # auto | never | a snapshot folder
+    runtime: Literal["single"] = "single"
+    threads: Positive | None = None  # CPU threads; default: all cores
+    stages: Annotated[list[Stage], BeforeValidator(_as_list)] = ["train"]
+    model: Model = Model()
+    data: Data = Data()
+    sft: Sft = Sft()
+    reward: RewardModel = RewardModel()
+    rollout: Rollout = Rollout()
+    score: Score = Score()
+    actor: Actor = Actor()
+    critic: Critic = Critic()
+    algorithm: Algorithm = Algorithm()
+    reward_manager: RewardManager = RewardManager()
+    trainer: Trainer = Trainer()
+    guards: Guards = Guards()
+    evaluate: Evaluate = Evaluate()
+    export: Export = Export()
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Recipe:
+        mini = self.actor.ppo_mini_batch_size
+        if mini > self.data.train_batch_size:
+            raise ValueError(
+                f"actor.ppo_mini_batch_size {mini} is larger than data.train_batch_size {self.data.train_batch_size}; "
+                "both count rows"
+            )
+        if not self.actor.use_dynamic_bsz and self.actor.ppo_micro_batch_size is None:
+            raise ValueError("actor.use_dynamic_bsz=false needs actor.ppo_micro_batch_size (rows)")
+        return self

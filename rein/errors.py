@@ -1,0 +1,66 @@
+"""Everything Rein raises on purpose: each message says where, what, and what to do.
+
+The exit code of the command line belongs to the class. Knows nothing of stages or files.
+"""
+
+
+class ReinError(Exception):
+    """Base of all; a message reads `where: what; do this`."""
+
+    exit_code = 1
+
+
+class ConfigError(ReinError, ValueError):
+    """A recipe, a key, a value or the use of the command line is wrong."""
+
+    exit_code = 2
+
+
+class DataError(ReinError, ValueError):
+    """A data file is missing, unreadable or not fit to train on."""
+
+    exit_code = 3
+
+
+class GuardStop(ReinError, RuntimeError):
+    """A guard stopped or paused the run; its state is saved."""
+
+    exit_code = 4
+
+
+class GateFailed(ReinError, RuntimeError):
+    """The result did not pass the gate; nothing was exported."""
+
+    exit_code = 5
+
+
+class CheckpointError(ReinError, RuntimeError):
+    """A snapshot or checkpoint cannot be read or written, or the disk is full."""
+
+    exit_code = 6
+
+
+class EngineError(ReinError, RuntimeError):
+    """A generation engine failed."""
+
+    exit_code = 7
+
+
+class UserCodeError(ReinError, RuntimeError):
+    """The user's own function raised."""
+
+    exit_code = 8
+
+
+class OutOfMemory(ReinError, MemoryError):
+    """The work does not fit in memory at the smallest token budget."""
+
+    exit_code = 9
+
+
+class Interrupted(ReinError, RuntimeError):
+    """SIGINT or SIGTERM came; the state is saved and the message says how to go on."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

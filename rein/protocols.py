@@ -1,0 +1,119 @@
+"""What can be replaced, on one page: each protocol says what the loop needs and nothing more.
+
+B rows, T right-padded response positions. Models read packed rows inside and answer with `[B, T]` tensors outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rein.types import Completion, Metrics, Prompt, TokenRow, Trajectory, Verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Tokenizer(Protocol):
+    """What Rein uses of a Hugging Face tokenizer."""
+
+    chat_template: Any
+    eos_token_id: int | None
+    bos_token_id: int | None
+    pad_token_id: int | None
+
+    def __len__(self) -> int: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> str: ...
+    def apply_chat_template(self, messages: Any, **options: Any) -> Any: ...
+    def save_pretrained(self, path: str) -> Any: ...
+
+
+class Actor(Protocol):
+    """The policy: log-probs of stored responses, with gradient where the caller's context allows."""
+
+    model: nn.Module
+
+    def log_probs(
+        self,
+        rows: Sequence[TokenRow],
+        temperature: Tensor,  # [B]
+        *,
+        entropy: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """log pi(token | before), [B, T], and the entropy of each position's distribution, [B, T]."""
+        ...
+
+    def save(self, path: Path) -> None: ...
+
+
+class Critic(Protocol):
+    """The value function: V(s_t) read at the state before response token t."""
+
+    model: nn.Module
+
+    def values(self, rows: Sequence[TokenRow]) -> Tensor:
+        """[B, T]"""
+        ...
+
+    def save(self, path: Path) -> None: ...
+
+
+class Scorer(Protocol):
+    """A reward model: one number per prompt + response."""
+
+    def scores(self, rows: Sequence[TokenRow]) -> Tensor:
+        """[B], fp32"""
+        ...
+
+
+class RolloutEngine(Protocol):
+    """Prompts in, completions with log-probs out; the i-th list answers the i-th prompt."""
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        n: int,
+        temperature: float,  # 0: greedy
+        top_p: float,
+        max_new_tokens: int,
+        seed: int,
+    ) -> list[list[Completion]]: ...
+
+
+class Reward(Protocol):
+    """Trajectories in, one number each out; None where a row cannot be scored (no ground truth)."""
+
+    def __call__(self, rows: Sequence[Trajectory]) -> Sequence[float | None]: ...
+
+
+class Guard(Protocol):
+    """Looks at reduced metrics and says what to do."""
+
+    def __call__(self, metrics: Metrics) -> Verdict: ...
+
+
+class Tracker(Protocol):
+    """Receives metrics under a monotone update number."""
+
+    def log(self, metrics: Metrics, number: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Mesh(Protocol):
+    """The training processes: one here, many under FSDP."""
+
+    rank: int
+    world_size: int
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Elementwise sum over ranks."""
+        ...
+
+
+class Progress(Protocol):
+    """Shows how far long work is."""
+
+    def __call__(self, items: Iterable[Any], total: int, what: str) -> Iterable[Any]: ...

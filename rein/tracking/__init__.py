@@ -1,0 +1,1 @@
+"""Where metrics and words go. Knows nothing of models or data."""
