@@ -1,7 +1,7 @@
 """What feeds what: the files and folders each stage reads and writes, from the recipe alone.
 
-A stage run by itself and a stage run by `rein run` resolve the same paths. An explicit key always wins; else the
-output of an earlier stage of `stages`, else the recipe's own data and model. Opens nothing.
+A stage run by itself and a stage run by `rein run` resolve the same paths. An explicit key always wins; else
+the output of an earlier stage of `stages`, else the recipe's own data and model. Opens nothing.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ def base_model(recipe: Recipe) -> str:
 
 
 def start_policy(recipe: Recipe, stage: str) -> str:
-    """What train starts from, which is also the reference: sft's result where the recipe has sft, else model.path."""
+    """What train starts from, and the reference: sft's result if the recipe has sft, else model.path."""
     if _earlier(recipe, "sft", stage):
         return str(stage_dir(recipe, "sft") / "model")
     return base_model(recipe)
@@ -54,7 +54,10 @@ def reward_model(recipe: Recipe) -> str:
         return recipe.score.path
     if "reward" in recipe.stages:
         return str(stage_dir(recipe, "reward") / "model")
-    raise ConfigError("recipe: score.reward is `model` but score.path is missing; give the reward model's folder, or add reward to stages")
+    raise ConfigError(
+        "recipe: score.reward is `model` but score.path is missing; "
+        "give the reward model's folder, or add reward to stages"
+    )
 
 
 def _files(given: list[str], recipe: Recipe, stage: str) -> list[str]:

@@ -8,27 +8,34 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str | dict) else value
 
 
-def _clip_range(value: Any) -> Any:
-    if isinstance(value, list | tuple) and len(value) == 2 and value[0] >= value[1]:
-        raise ValueError(f"lower end {value[0]} is not below upper end {value[1]}")
-    return value
+def _ordered(ends: tuple[float, float]) -> tuple[float, float]:
+    if ends[0] >= ends[1]:
+        raise ValueError(f"lower end {ends[0]} is not below upper end {ends[1]}")
+    return ends
 
 
 Files = Annotated[list[str], BeforeValidator(_as_list)]
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+KlKind = Literal[
+    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k3_soft",
+    "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+", "k3_soft+",
+]  # fmt: skip
+LossAggMode = Literal[
+    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"
+]  # fmt: skip
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 
 class Optim(Section):
@@ -60,7 +67,7 @@ class Data(Section):
 
     train_files: Files = []
     val_files: Files = []  # prompts for validation; default: the hold-out split of train_files
-    train_batch_size: Positive = 1024  # rows per batch: old log-probs, values and advantages are made once for each
+    train_batch_size: Positive = 1024  # rows for which old log-probs and advantages are made once
     max_prompt_length: Positive = 1024  # tokens
     max_response_length: Positive = 2048  # tokens
     truncation: Literal["drop", "error"] = "drop"  # a prompt over the limit
@@ -69,7 +76,7 @@ class Data(Section):
     max_bad_fraction: Share = 0.01
     behavior: Literal["stored", "unknown"] | None = None  # default: stored where the file has log-probs
     holdout_fraction: Share = 0.05  # of prompts, at least 64 and at most 500
-    apply_chat_template: bool | None = None  # default: where the tokenizer has a template; false: prompts are raw text
+    apply_chat_template: bool | None = None  # default: where there is one; false: raw text
 
 
 class Sft(Section):
@@ -116,7 +123,7 @@ class Rollout(Section):
 
 
 class RewardSpec(Section):
-    """One reward: a name of the table `rewards.REWARDS` or `pkg.mod:name`, its weight in the mix, its options."""
+    """One reward: a name of `rewards.REWARDS` or `pkg.mod:name`, its weight in the mix, its options."""
 
     name: str
     weight: float = 1.0
@@ -156,10 +163,10 @@ class Actor(Section):
     clip_ratio_c: Annotated[float, Field(gt=1)] = 3.0
     use_kl_loss: bool = True
     kl_loss_coef: Rate | None = None  # default: algorithm.kl_ctrl.kl_coef, else 0.05
-    kl_loss_type: str = "k3_soft"
+    kl_loss_type: KlKind = "k3_soft"
     entropy_coeff: float = 0.0
     grad_clip: Annotated[float, Field(gt=0)] = 1.0
-    loss_agg_mode: str = "token-mean"
+    loss_agg_mode: LossAggMode = "token-mean"
     use_dynamic_bsz: bool = True
     ppo_max_token_len_per_gpu: Positive = 4096  # token budget of a micro-batch
 
@@ -198,12 +205,12 @@ class RolloutCorrection(Section):
 class Algorithm(Section):
     """What is maximised. `method` fixes estimator, loss and correction; an explicit key overrides."""
 
-    method: str = "ppo"
-    adv_estimator: str = "gae"
+    method: Literal["ppo", "filtered_bc"] = "ppo"
+    adv_estimator: Literal["gae"] = "gae"
     gamma: Share = 1.0
     lam: Share = 0.95
     use_kl_in_reward: bool = False
-    kl_penalty: str = "k1"
+    kl_penalty: KlKind = "k1"
     kl_ctrl: KlCtrl = KlCtrl()
     rollout_correction: RolloutCorrection = RolloutCorrection()
     filter_threshold: float = 1.0  # filtered_bc imitates rows that score at least this
@@ -213,15 +220,15 @@ class Algorithm(Section):
 class RewardManager(Section):
     """Shaping of scores before they are placed on tokens."""
 
-    clip_range: Annotated[tuple[float, float] | None, BeforeValidator(_clip_range)] = None
+    clip_range: Annotated[tuple[float, float], AfterValidator(_ordered)] | None = None
 
 
 class Trainer(Section):
-    """The training loop: lengths and intervals in global steps (one step = one batch) unless said otherwise."""
+    """The training loop: lengths and intervals count global steps (one step = one batch)."""
 
     total_epochs: Positive = 1
     total_training_steps: Positive | None = None
-    critic_warmup: Annotated[int, Field(ge=0)] = 100  # critic updates before the actor moves; fit_until may end it
+    critic_warmup: Annotated[int, Field(ge=0)] = 100  # critic updates before the actor moves; see fit_until
     test_freq: int = -1  # validate every so many steps, and always at the end; -1: only at the end
     val_before_train: bool = True
     val_prompts: Positive = 200
@@ -286,9 +293,9 @@ class Recipe(Section):
         mini = self.actor.ppo_mini_batch_size
         if mini > self.data.train_batch_size:
             raise ValueError(
-                f"actor.ppo_mini_batch_size {mini} is larger than data.train_batch_size {self.data.train_batch_size}; "
-                "both count rows"
+                f"actor.ppo_mini_batch_size {mini} is larger than data.train_batch_size "
+                f"{self.data.train_batch_size}; both count rows, so lower the first or raise the second"
             )
         if not self.actor.use_dynamic_bsz and self.actor.ppo_micro_batch_size is None:
-            raise ValueError("actor.use_dynamic_bsz=false needs actor.ppo_micro_batch_size (rows)")
+            raise ValueError("actor.use_dynamic_bsz is false; give actor.ppo_micro_batch_size (rows) too")
         return self
