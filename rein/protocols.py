@@ -5,7 +5,7 @@ B rows, T right-padded response positions. Models read packed rows inside and an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -80,6 +80,7 @@ class RolloutEngine(Protocol):
         top_p: float,
         max_new_tokens: int,
         seed: int,
+        advance: Callable[[int], None] | None = None,  # told of each batch of prompts done
     ) -> list[list[Completion]]: ...
 
 
@@ -111,9 +112,3 @@ class Mesh(Protocol):
     def sum(self, values: Sequence[float]) -> list[float]:
         """Elementwise sum over ranks."""
         ...
-
-
-class Progress(Protocol):
-    """Shows how far long work is."""
-
-    def __call__(self, items: Iterable[Any], total: int, what: str) -> Iterable[Any]: ...

@@ -1,0 +1,206 @@
+"""Stored rows + models -> Experience: log-probs, values, token-level rewards, advantages. Orchestration only.
+
+The maths is functional/'s, the forward passes are the models'. What the frozen reference says of a row is computed
+once, kept in a cache and passed in by row key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rein.config.methods import Method
+from rein.config.recipe import Recipe
+from rein.data.batches import micro_batches
+from rein.data.cache import ScoreCache
+from rein.errors import DataError
+from rein.functional.advantages import ESTIMATORS, discounted_returns
+from rein.functional.kl import off_policy_kl
+from rein.functional.masked import masked_mean, whiten
+from rein.functional.off_policy import diagnostics, token_weights
+from rein.functional.rewards import place_on_last_token, subtract_kl
+from rein.protocols import Actor, Critic
+from rein.types import Experience, Floats, Metrics, Trajectory
+
+
+def padded(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:  # type: ignore[type-arg]
+    """[B, T], right-padded with 0."""
+    width = max(len(a) for a in arrays)
+    out = torch.zeros(len(arrays), width, dtype=dtype)
+    for i, array in enumerate(arrays):
+        out[i, : len(array)] = torch.from_numpy(np.ascontiguousarray(array))
+    return out
+
+
+def in_micro_batches(
+    rows: Sequence[Trajectory],
+    budget: int,
+    compute: Callable[[list[Trajectory], Tensor], Tensor],  # rows, temperature [b] -> [b, t]
+) -> Tensor:
+    """Run `compute` on token-budget micro-batches without gradient and put the answers back in order, [B, T]."""
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
+    out: Tensor | None = None
+    with torch.no_grad():
+        for part in micro_batches(lengths, budget):
+            some = [rows[i] for i in part]
+            found = compute(some, torch.tensor([row.temperature for row in some]))
+            if out is None:
+                out = found.new_zeros(len(rows), max(len(row.response_ids) for row in rows))
+            out[torch.tensor(part), : found.shape[1]] = found
+    assert out is not None
+    return out
+
+
+def reference_log_probs(
+    rows: Sequence[Trajectory],
+    reference: Actor,
+    cache: ScoreCache,
+    budget: int,
+    advance: Callable[[int], None],
+) -> dict[str, Floats]:
+    """log pi_ref of every row by row key: from the cache, the rest by forward passes that the cache then keeps."""
+    found: dict[str, Floats] = {}
+    missing: dict[str, Trajectory] = {}
+    for row in rows:
+        known = cache.get(row.key)
+        if known is None:
+            missing[row.key] = row
+        else:
+            found[row.key] = known
+    todo = list(missing.values())
+    for begin in range(0, len(todo), 256):
+        some = todo[begin : begin + 256]
+        log_probs = in_micro_batches(some, budget, lambda part, temp: reference.log_probs(part, temp)[0])
+        fresh = {row.key: log_probs[i, : len(row.response_ids)].float().numpy() for i, row in enumerate(some)}
+        cache.add(fresh)
+        found.update(fresh)
+        advance(len(some))
+    return found
+
+
+class ExperienceMaker:
+    """Turns a batch of rows into an Experience with the actor and critic as they are now."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        method: Method,
+        actor: Actor,
+        critic: Critic | None,
+        references: Mapping[str, Floats] | None,
+        *,
+        corrected: bool,  # weigh by old / behavior
+    ) -> None:
+        self.recipe, self.method = recipe, method
+        self.actor, self.critic, self.references = actor, critic, references
+        self.corrected = corrected
+
+    def make(self, rows: list[Trajectory], kl_coef_in_reward: float) -> Experience:
+        """Score, weigh and estimate one batch. Raises DataError when a row makes a model say something not finite."""
+        budget = self.recipe.actor.ppo_max_token_len_per_gpu
+        mask = padded([row.response_mask for row in rows], torch.bool)
+        old = in_micro_batches(rows, budget, lambda part, temp: self.actor.log_probs(part, temp)[0])
+        self._finite(rows, old, mask)
+        experience = Experience(
+            rows=rows,
+            response_mask=mask,
+            temperature=torch.tensor([row.temperature for row in rows]),
+            old_log_probs=old,
+            advantages=torch.zeros_like(old),
+        )
+        if self.references is not None:
+            experience.ref_log_probs = padded([self.references[row.key] for row in rows], old.dtype)
+        if all(row.behavior_log_probs is not None for row in rows):
+            experience.behavior_log_probs = padded([row.behavior_log_probs for row in rows], old.dtype)  # type: ignore[misc]
+        self._weigh(experience)
+        rewards = self._rewards(experience, kl_coef_in_reward)
+        if self.critic is not None:
+            self._estimate(experience, rewards)
+        return experience
+
+    def scores(self, rows: Sequence[Trajectory]) -> Tensor:
+        """Clipped scores placed on tokens, [B, T]: what the critic is fitted to before PPO."""
+        mask = padded([row.response_mask for row in rows], torch.bool)
+        clip = self.recipe.reward_manager.clip_range
+        scores = torch.tensor([float(row.score or 0.0) for row in rows])
+        if clip is not None:
+            scores = scores.clamp(*clip)
+        return place_on_last_token(scores, mask)
+
+    def stored_returns(self, rows: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
+        """Monte-Carlo returns of the stored scores, and the mask, [B, T] each."""
+        mask = padded([row.response_mask for row in rows], torch.bool)
+        return discounted_returns(self.scores(rows), mask, gamma=self.recipe.algorithm.gamma), mask
+
+    def _finite(self, rows: list[Trajectory], log_probs: Tensor, mask: Tensor) -> None:
+        bad = (~torch.isfinite(log_probs) & mask).any(1).nonzero()
+        if len(bad):
+            raise DataError(
+                f"{rows[int(bad[0])].where}: the actor gives this row a log-prob that is not finite; "
+                "check the model's weights and the row's token ids"
+            )
+
+    def _weigh(self, e: Experience) -> None:
+        clip = self.recipe.algorithm.rollout_correction.rollout_is_threshold
+        if e.behavior_log_probs is not None:
+            e.metrics |= diagnostics(e.old_log_probs, e.behavior_log_probs, e.response_mask, threshold=clip)
+            gap = (e.old_log_probs - e.behavior_log_probs).abs().where(e.response_mask, 0)
+            e.metrics["training/log_prob_diff_max"] = gap.max().item()
+            if self.corrected:
+                e.rollout_is_weights = token_weights(
+                    e.old_log_probs, e.behavior_log_probs, e.response_mask, threshold=clip
+                )
+        if e.ref_log_probs is not None and e.behavior_log_probs is not None:
+            raw = off_policy_kl(e.old_log_probs, e.ref_log_probs, e.behavior_log_probs)
+            e.metrics["kl/reference"] = masked_mean(raw, e.response_mask).item()
+            e.metrics["kl/reference_capped"] = masked_mean(raw.clamp(max=10), e.response_mask).item()
+
+    def _rewards(self, e: Experience, kl_coef: float) -> Tensor:
+        scores = self.scores(e.rows)
+        totals = scores.sum(1)
+        e.metrics |= {
+            "critic/score/mean": totals.mean().item(),
+            "critic/score/median": totals.median().item(),
+            "critic/score/max": totals.max().item(),
+            "critic/score/min": totals.min().item(),
+            "response_length/mean": e.response_mask.sum(1).double().mean().item(),
+        }
+        if self.recipe.algorithm.use_kl_in_reward and e.ref_log_probs is not None:
+            scores, kl = subtract_kl(
+                scores,
+                e.old_log_probs,
+                e.ref_log_probs,
+                e.response_mask,
+                kl_coef=kl_coef,
+                kind=self.recipe.algorithm.kl_penalty,
+            )
+            e.metrics["actor/reward_kl_penalty"] = masked_mean(kl, e.response_mask).item()
+            e.metrics["actor/reward_kl_penalty_coeff"] = kl_coef
+        return scores
+
+    def _estimate(self, e: Experience, rewards: Tensor) -> None:
+        assert self.critic is not None
+        critic, budget = self.critic, self.recipe.actor.ppo_max_token_len_per_gpu
+        e.values = in_micro_batches(e.rows, budget, lambda part, _: critic.values(part))
+        terminal = torch.zeros(len(e.rows))  # a scored row is terminal however it ended
+        algorithm = self.recipe.algorithm
+        advantages, e.returns = ESTIMATORS[algorithm.adv_estimator](
+            rewards, e.values, e.response_mask, terminal, gamma=algorithm.gamma, lam=algorithm.lam
+        )
+        e.advantages = whiten(advantages, e.response_mask)
+        e.metrics |= value_metrics(e.values, e.returns, e.response_mask)
+
+
+def value_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> Metrics:
+    """1 - var(R - V) / var(R), the mean value and the mean return over counted tokens."""
+    v, r = values[mask].double(), returns[mask].double()
+    spread = r.var(correction=0)
+    explained = 1 - (r - v).var(correction=0) / (spread + 1e-5)
+    return {
+        "critic/vf_explained_var": explained.item(),
+        "critic/values/mean": v.mean().item(),
+        "critic/returns/mean": r.mean().item(),
+    }

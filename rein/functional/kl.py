@@ -1,0 +1,95 @@
+"""Estimators of KL(actor || reference) per token, the coefficient's controller, and what may restrain what.
+
+x = log pi_actor, r = log pi_ref of the sampled token, z = r - x, in nats. Names and clamps as in verl
+(core_algos.kl_penalty); k3_soft and `off_policy_kl` are made for stored data, whose tokens the actor did not sample.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+LOG_RATIO_CLAMP = 20.0
+K3_CAP = 10.0
+SOFT_FROM = 2.6
+
+
+def k1(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """x - r (joschu.net/blog/kl-approx, k1): unbiased for samples of the actor, of either sign."""
+    return log_probs - ref_log_probs
+
+
+def absolute(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """|x - r|"""
+    return (log_probs - ref_log_probs).abs()
+
+
+def k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """(x - r)^2 / 2"""
+    return 0.5 * (log_probs - ref_log_probs).square()
+
+
+def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """e^z - z - 1 with z clamped to +-20 and the value to +-10 (verl's low_var_kl): no gradient where a clamp acts."""
+    z = (ref_log_probs - log_probs).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+    return (z.exp() - z - 1).clamp(-K3_CAP, K3_CAP)
+
+
+def k3_soft(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """e^z - z - 1 up to z = 2.6, then its tangent: value and gradient stay finite and never vanish."""
+    z = ref_log_probs - log_probs
+    bent = z.clamp(max=SOFT_FROM)
+    slope = torch.tensor(SOFT_FROM, dtype=z.dtype).exp() - 1
+    return bent.exp() - bent - 1 + slope.to(z.device) * (z - bent)
+
+
+BASE_KINDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "kl": k1,
+    "k1": k1,
+    "abs": absolute,
+    "mse": k2,
+    "k2": k2,
+    "low_var_kl": k3,
+    "k3": k3,
+    "k3_soft": k3_soft,
+}
+KINDS = (*BASE_KINDS, *(f"{kind}+" for kind in BASE_KINDS))
+
+
+def kl_penalty(
+    log_probs: Tensor,  # [B, T]
+    ref_log_probs: Tensor,  # [B, T]
+    kind: str,
+) -> Tensor:
+    """The estimator called `kind`, [B, T]; `kind+` has its value and the gradient of k2 (verl's straight-through form)."""
+    value = BASE_KINDS[kind.removesuffix("+")](log_probs, ref_log_probs)
+    if not kind.endswith("+"):
+        return value
+    carrier = k2(log_probs, ref_log_probs)
+    return carrier - carrier.detach() + value.detach()
+
+
+def off_policy_kl(
+    log_probs: Tensor,  # [B, T]  actor
+    ref_log_probs: Tensor,  # [B, T]
+    behavior_log_probs: Tensor,  # [B, T]  who sampled the tokens
+    *,
+    cap: float | None = None,
+) -> Tensor:
+    """(ref / mu) (w log w - w + 1) with w = actor / ref, per token, [B, T]: never negative.
+
+    Under tokens of the behavior policy mu its expectation at a state is KL(actor || ref). Log-ratios are clamped at
+    20; `cap` bounds the value for a lighter tail (and a bias).
+    """
+    log_w = (log_probs - ref_log_probs).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+    log_c = (ref_log_probs - behavior_log_probs).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+    # expm1 keeps the bracket exact near w = 1, where its terms cancel.
+    bracket = (log_w.exp() * log_w - torch.expm1(log_w)).clamp(min=0)
+    value = log_c.exp() * bracket
+    return value if cap is None else value.clamp(max=cap)
+
+
+def adaptive_kl_coef(kl_coef: float, kl: float, *, rows: int, target_kl: float, horizon: float) -> float:
+    """beta * clip(1 + clip(KL / target - 1, +-0.2) rows / horizon, 0.5, 2) (arXiv:1909.08593, section 2.2, bounded)."""
+    error = min(max(kl / target_kl - 1, -0.2), 0.2)
+    return kl_coef * min(max(1 + error * rows / horizon, 0.5), 2.0)

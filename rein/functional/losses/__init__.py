@@ -1,0 +1,1 @@
+"""Losses, one file per family: [B, T] tensors in, a scalar and its metrics out."""

@@ -1,0 +1,1 @@
+"""Rules over metrics: each says go on, skip or stop, with a reason. Knows nothing of snapshots or models."""

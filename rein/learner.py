@@ -1,0 +1,234 @@
+"""The updates: backward, apply, discard. Holds actor, critic, their optimizers and the KL coefficients.
+
+Each loss is normalised over the whole mini-batch, so micro-batches and ranks change nothing. Knows no files, guards
+or snapshots; its state is plain tensors and JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.config.methods import Method
+from rein.config.recipe import Recipe
+from rein.data.batches import micro_batches
+from rein.functional.kl import adaptive_kl_coef, kl_penalty
+from rein.functional.losses.aggregate import aggregate
+from rein.functional.losses.imitation import negative_log_likelihood
+from rein.functional.losses.ppo import PolicyLoss, ppo_clip
+from rein.functional.losses.value import value_loss
+from rein.functional.masked import masked_sum
+from rein.protocols import Actor, Critic, Mesh
+from rein.runtime.optimizer import Optimizer
+from rein.runtime.seeding import derive
+from rein.types import Experience, Metrics, Update
+
+TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor | None], PolicyLoss]  # log_probs, old, advantages, weights
+
+
+def _ppo_clip(recipe: Recipe) -> TokenLoss:
+    actor = recipe.actor
+    return partial(
+        ppo_clip,
+        clip_ratio_low=actor.clip_ratio_low or actor.clip_ratio,
+        clip_ratio_high=actor.clip_ratio_high or actor.clip_ratio,
+        clip_ratio_c=actor.clip_ratio_c,
+    )
+
+
+def _nll(recipe: Recipe) -> TokenLoss:
+    def loss(log_probs: Tensor, old: Tensor, advantages: Tensor, weights: Tensor | None) -> PolicyLoss:
+        never = torch.zeros_like(log_probs, dtype=torch.bool)
+        return PolicyLoss(negative_log_likelihood(log_probs), never, never, (log_probs - old).detach())
+
+    return loss
+
+
+POLICY_LOSSES: dict[str, Callable[[Recipe], TokenLoss]] = {"ppo_clip": _ppo_clip, "nll": _nll}
+
+
+class Learner:
+    """One mini-batch at a time: `backward` leaves the weights alone, `apply` moves them, `discard` does not."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        method: Method,
+        actor: Actor,
+        critic: Critic | None,
+        mesh: Mesh,
+        *,
+        kl_coef_in_loss: float,
+        kl_coef_in_reward: float,
+        actor_steps: int,
+        critic_steps: int,
+    ) -> None:
+        self.recipe, self.method, self.mesh = recipe, method, mesh
+        self.actor, self.critic = actor, critic
+        self.kl_coef_in_loss, self.kl_coef_in_reward = kl_coef_in_loss, kl_coef_in_reward
+        self.policy_loss = POLICY_LOSSES[method.loss_mode](recipe)
+        self.optimizers = {
+            "actor": Optimizer(
+                actor.model, recipe.actor.optim, grad_clip=recipe.actor.grad_clip, total_steps=actor_steps
+            )
+        }
+        if critic is not None:
+            self.optimizers["critic"] = Optimizer(
+                critic.model, recipe.critic.optim, grad_clip=recipe.critic.grad_clip, total_steps=critic_steps
+            )
+        self._grad_norms: dict[str, float] = {}
+
+    def updates(self, rows: int, batch: int) -> list[Update]:
+        """The plan for a batch of `rows`: the critic's epochs, then the actor's, each in its own mini-batches.
+
+        A function of the seed and the batch's number alone, so a resumed run makes the same plan.
+        """
+        plan: list[Update] = []
+        for role in ("critic", "actor"):
+            if role not in self.optimizers:
+                continue
+            for epoch in range(epochs_of(self.recipe, role)):
+                order = self._order(rows, role, batch, epoch)
+                size = mini_batch_size(self.recipe, role)
+                for begin in range(0, rows, size):
+                    plan.append(Update(role, tuple(order[begin : begin + size]), len(plan)))
+        return plan
+
+    def _order(self, rows: int, role: str, batch: int, epoch: int) -> list[int]:
+        if not self.recipe.actor.shuffle:
+            return list(range(rows))
+        generator = torch.Generator().manual_seed(derive(self.recipe.seed, "updates", role, batch, epoch))
+        return torch.randperm(rows, generator=generator).tolist()
+
+    def backward(self, update: Update, experience: Experience) -> Metrics:
+        """Gradients of one mini-batch over all its micro-batches, and its metrics; weights untouched."""
+        compute = self._actor_loss if update.role == "actor" else self._critic_loss
+        rows = torch.tensor(update.rows)
+        mask = experience.response_mask[rows]
+        tokens, counted = self.mesh.sum([float(mask.sum()), float(mask.any(1).sum())])
+        totals: dict[str, float] = {}
+        for part in self._micro_batches(update, experience):
+            loss, sums = compute(experience, rows[torch.tensor(part)], tokens, counted)
+            loss.backward()  # type: ignore[no-untyped-call]
+            for name, value in sums.items():
+                totals[name] = totals.get(name, 0.0) + value
+        reduced = self.mesh.sum(list(totals.values()))
+        metrics = dict(zip(totals, reduced, strict=True))
+        optimizer = self.optimizers[update.role]
+        self._grad_norms[update.role] = metrics[f"{update.role}/grad_norm"] = optimizer.grad_norm()
+        metrics[f"{update.role}/lr"] = optimizer.lr
+        if update.role == "actor" and self.recipe.actor.use_kl_loss and experience.ref_log_probs is not None:
+            metrics["actor/kl_coef"] = self.kl_coef_in_loss
+        return metrics
+
+    def _micro_batches(self, update: Update, e: Experience) -> list[list[int]]:
+        actor = self.recipe.actor
+        lengths = [len(e.rows[i].prompt_ids) + len(e.rows[i].response_ids) for i in update.rows]
+        if actor.use_dynamic_bsz:
+            return micro_batches(lengths, actor.ppo_max_token_len_per_gpu)
+        size = actor.ppo_micro_batch_size or len(lengths)
+        if update.role == "critic":
+            size = self.recipe.critic.ppo_micro_batch_size or size
+        return [list(range(i, min(i + size, len(lengths)))) for i in range(0, len(lengths), size)]
+
+    def _actor_loss(self, e: Experience, index: Tensor, tokens: float, counted: float) -> tuple[Tensor, Metrics]:
+        actor = self.recipe.actor
+        rows = [e.rows[i] for i in index.tolist()]
+        log_probs, entropy = self.actor.log_probs(rows, e.temperature[index], entropy=actor.entropy_coeff != 0)
+        width = log_probs.shape[1]
+        mask = e.response_mask[index, :width]
+        weights = None if e.rollout_is_weights is None else e.rollout_is_weights[index, :width]
+        found = self.policy_loss(log_probs, e.old_log_probs[index, :width], e.advantages[index, :width], weights)
+
+        def whole(values: Tensor) -> Tensor:
+            return aggregate(values, mask, actor.loss_agg_mode, tokens=tokens, rows=counted)
+
+        def mean(values: Tensor) -> float:
+            return masked_sum(values.detach().double(), mask).item() / max(tokens, 1)
+
+        loss = policy = whole(found.losses)
+        metrics = {
+            "actor/pg_loss": policy.item(),
+            "actor/pg_clipfrac": mean(found.clipped),
+            "actor/pg_clipfrac_lower": mean(found.clipped_lower),
+            "actor/ppo_kl": -mean(found.log_ratio),
+        }
+        if actor.use_kl_loss and e.ref_log_probs is not None:
+            kl = kl_penalty(log_probs, e.ref_log_probs[index, :width], actor.kl_loss_type)
+            loss = loss + self.kl_coef_in_loss * whole(kl)
+            metrics["actor/kl_loss"] = mean(kl)
+        if entropy is not None:
+            loss = loss - actor.entropy_coeff * whole(entropy)
+            metrics["actor/entropy"] = mean(entropy)
+        metrics["actor/loss"] = loss.item()
+        return loss, metrics
+
+    def _critic_loss(self, e: Experience, index: Tensor, tokens: float, counted: float) -> tuple[Tensor, Metrics]:
+        assert self.critic is not None and e.returns is not None
+        values = self.critic.values([e.rows[i] for i in index.tolist()])
+        width = values.shape[1]
+        mask = e.response_mask[index, :width]
+        old = None if e.values is None else e.values[index, :width]
+        losses, clipped = value_loss(
+            values, old, e.returns[index, :width], cliprange_value=self.recipe.critic.cliprange_value
+        )
+        loss = aggregate(losses, mask, "token-mean", tokens=tokens, rows=counted)
+        return loss, {
+            "critic/vf_loss": loss.item(),
+            "critic/vf_clipfrac": masked_sum(clipped.double(), mask).item() / max(tokens, 1),
+            "critic/vpred_mean": masked_sum(values.detach().double(), mask).item() / max(tokens, 1),
+        }
+
+    def apply(self, role: str) -> None:
+        """Clip and step this role's optimizer."""
+        self.optimizers[role].apply(self._grad_norms[role])
+
+    def discard(self, role: str) -> None:
+        """Drop this role's gradients; its schedule advances."""
+        self.optimizers[role].discard()
+
+    def control_kl(self, kl: float, rows: int) -> None:
+        """Move the KL coefficients by the latest probe, once per batch of `rows`."""
+        control = self.recipe.algorithm.kl_ctrl
+        if control.type == "adaptive":
+            move = partial(adaptive_kl_coef, kl=kl, rows=rows, target_kl=control.target_kl, horizon=control.horizon)
+            self.kl_coef_in_loss, self.kl_coef_in_reward = move(self.kl_coef_in_loss), move(self.kl_coef_in_reward)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything a restore needs: weights and moments of each role, steps, KL coefficients."""
+        tensors: dict[str, Tensor] = {}
+        meta: dict[str, Any] = {"kl_coef_in_loss": self.kl_coef_in_loss, "kl_coef_in_reward": self.kl_coef_in_reward}
+        for role, optimizer in self.optimizers.items():
+            found, meta[role] = optimizer.state()
+            tensors |= {f"{role}/{name}": tensor for name, tensor in found.items()}
+        return tensors, meta
+
+    def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """Put state() back, whole. Raises CheckpointError when a part is missing."""
+        for role, optimizer in self.optimizers.items():
+            prefix = f"{role}/"
+            own = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            optimizer.restore(own, meta[role])
+        self.kl_coef_in_loss, self.kl_coef_in_reward = meta["kl_coef_in_loss"], meta["kl_coef_in_reward"]
+
+
+def mini_batch_size(recipe: Recipe, role: str) -> int:
+    """Rows per optimizer step; the critic's follows the actor's unless given."""
+    own = recipe.critic.ppo_mini_batch_size if role == "critic" else None
+    return own or recipe.actor.ppo_mini_batch_size
+
+
+def epochs_of(recipe: Recipe, role: str) -> int:
+    """Passes over a batch; the critic's follow the actor's unless given."""
+    own = recipe.critic.ppo_epochs if role == "critic" else None
+    return own or recipe.actor.ppo_epochs
+
+
+def optimizer_steps(recipe: Recipe, role: str, batch_sizes: Sequence[int]) -> int:
+    """Optimizer steps of a role over batches of these sizes; a short last mini-batch is a step."""
+    size = mini_batch_size(recipe, role)
+    return sum(-(-rows // size) * epochs_of(recipe, role) for rows in batch_sizes)

@@ -1,0 +1,164 @@
+"""The policy over packed rows: log-probs, entropies and exact divergences of stored responses.
+
+R counts response tokens. The head runs in chunks of positions, so the logits of a pack are never held at once; in
+training each chunk's are recomputed for the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from rein.errors import CheckpointError
+from rein.functional.log_probs import entropy_of, exact_kl, log_probs_of
+from rein.models.load import head_function, load_causal_lm, load_tokenizer, save_folder, stop_ids, trunk_of
+from rein.models.lora import add_lora
+from rein.models.packing import Packed, pack
+from rein.protocols import Tokenizer
+from rein.types import TokenRow
+
+CHUNK_LOGITS = 2**24  # entries of [positions, V] held at once
+
+
+class Actor:
+    """A causal LM read at the states before its response tokens."""
+
+    def __init__(self, model: Any, tokenizer: Tokenizer, path: str) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.path = path
+        self.stop_ids = stop_ids(path, tokenizer)
+        self.head = head_function(model)
+        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        self.device = next(model.parameters()).device
+
+    def hidden(self, rows: Sequence[TokenRow]) -> tuple[Packed, Tensor]:
+        """The pack and the last hidden states before each response token, [R, H]."""
+        packed = pack(rows, self.device)
+        out = trunk_of(self.model)(
+            input_ids=packed.input_ids, position_ids=packed.position_ids, packing=packed.groups, use_cache=False
+        )
+        return packed, out.last_hidden_state.squeeze(0).index_select(0, packed.states)
+
+    def log_probs(
+        self,
+        rows: Sequence[TokenRow],
+        temperature: Tensor,  # [B]
+        *,
+        entropy: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """log pi(token | before) and, if asked, each position's entropy, [B, T]; 0 past a row's end."""
+        packed, hidden = self.hidden(rows)
+        per_token = temperature.to(hidden.dtype).index_select(0, packed.row)
+
+        def chunk(states: Tensor, ids: Tensor, temp: Tensor) -> Tensor:
+            logits = self.head(states)
+            columns = [log_probs_of(logits, ids, temp)]
+            if entropy:
+                columns.append(entropy_of(logits, temp))
+            return torch.stack(columns)
+
+        found = self._chunked(chunk, hidden, packed.targets, per_token)
+        spread = [packed.spread(values) for values in found]
+        return spread[0], spread[1] if entropy else None
+
+    @torch.no_grad()
+    def exact_kl(
+        self,
+        rows: Sequence[TokenRow],
+        temperature: Tensor,  # [B]
+        ref_hidden: Tensor,  # [R, H]  of the reference on the same rows
+        ref_head: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """KL(actor || reference) over the whole vocabulary and the actor's entropy, [B, T] each, nats per token."""
+        packed, hidden = self.hidden(rows)
+        per_token = temperature.to(hidden.dtype).index_select(0, packed.row)
+
+        def chunk(states: Tensor, reference: Tensor, temp: Tensor) -> Tensor:
+            logits = self.head(states)
+            return torch.stack([exact_kl(logits, ref_head(reference), temp), entropy_of(logits, temp)])
+
+        kl, entropy = self._chunked(chunk, hidden, ref_hidden, per_token)
+        return packed.spread(kl), packed.spread(entropy)
+
+    def _chunked(self, chunk: Callable[..., Tensor], hidden: Tensor, *rest: Tensor) -> Tensor:
+        size = max(CHUNK_LOGITS // self.vocabulary, 1)
+        if len(hidden) <= size:
+            return chunk(hidden, *rest)
+        parts = []
+        for begin in range(0, len(hidden), size):
+            piece = [tensor[begin : begin + size] for tensor in (hidden, *rest)]
+            if torch.is_grad_enabled():
+                parts.append(checkpoint(chunk, *piece, use_reentrant=False))
+            else:
+                parts.append(chunk(*piece))
+        return torch.cat(parts, dim=1)
+
+    def save(self, path: Path) -> None:
+        """A plain Hugging Face folder, adapters fused in."""
+        save_folder(self.model, self.tokenizer, path, start=self.path)
+
+
+def load_actor(
+    path: str,
+    *,
+    dtype: str = "float32",
+    lora_rank: int = 0,
+    lora_alpha: float = 16,
+    target_modules: str | list[str] = "all-linear",
+    enable_gradient_checkpointing: bool = False,
+    trust_remote_code: bool = False,
+    seed: int = 0,
+    where: str = "model.path",
+) -> Actor:
+    """The policy of a Hugging Face folder, with new adapters if lora_rank > 0.
+
+    Raises ConfigError for a missing path, CheckpointError for an unreadable folder or an architecture whose packed
+    forward does not equal its plain one.
+    """
+    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code, where=where)
+    model = load_causal_lm(path, dtype=dtype, trust_remote_code=trust_remote_code, where=where)
+    if lora_rank:
+        add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules, seed=seed)
+    if enable_gradient_checkpointing:
+        enable_checkpointing(model)
+    actor = Actor(model, tokenizer, path)
+    _check_packed(actor, where)
+    return actor
+
+
+def enable_checkpointing(model: Any) -> None:
+    """Recompute each block in the backward pass. Inputs carry a gradient so that frozen trunks with adapters learn."""
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    model.enable_input_require_grads()
+
+
+class _Probe:
+    def __init__(self, ids: list[int]) -> None:
+        self.prompt_ids = torch.tensor(ids[:2]).numpy()
+        self.response_ids = torch.tensor(ids[2:]).numpy()
+
+
+@torch.no_grad()
+def _check_packed(actor: Actor, where: str) -> None:
+    """Two short rows in one pack must score as each does alone through the model's own forward."""
+    width = actor.vocabulary
+    rows = [_Probe([i % width for i in (3, 1, 4, 1, 5)]), _Probe([i % width for i in (2, 7, 1)])]
+    ones = torch.ones(2, device=actor.device)
+    packed, _ = actor.log_probs(rows, ones)
+    for i, row in enumerate(rows):
+        ids = torch.tensor([*row.prompt_ids, *row.response_ids], device=actor.device)
+        logits = actor.model(input_ids=ids.unsqueeze(0), attention_mask=torch.ones_like(ids).unsqueeze(0)).logits[0]
+        alone = log_probs_of(logits[1:-1], ids[2:])
+        gap = (packed[i, : len(alone)] - alone).abs().max().item()
+        if not gap < 1e-3:
+            name = actor.model.config.model_type
+            raise CheckpointError(
+                f"{where}: packed rows of a {name} model differ from its own forward by {gap:.3g} nats; "
+                "this architecture is not supported yet"
+            )

@@ -1,0 +1,63 @@
+"""The value function over packed rows: V(s_t) at the state before each response token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.models.actor import enable_checkpointing
+from rein.models.load import load_scalar_model, load_tokenizer, save_folder, trunk_of
+from rein.models.lora import add_lora
+from rein.models.packing import pack
+from rein.protocols import Tokenizer
+from rein.types import TokenRow
+
+
+class Critic:
+    """A trunk with a one-number head. Temperature plays no part."""
+
+    def __init__(self, model: Any, tokenizer: Tokenizer, path: str) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.path = path
+        self.device = next(model.parameters()).device
+
+    def values(self, rows: Sequence[TokenRow]) -> Tensor:
+        """V before each response token, [B, T], fp32; 0 past a row's end."""
+        packed = pack(rows, self.device)
+        out = trunk_of(self.model)(
+            input_ids=packed.input_ids, position_ids=packed.position_ids, packing=packed.groups, use_cache=False
+        )
+        hidden = out.last_hidden_state.squeeze(0).index_select(0, packed.states)
+        values: Tensor = self.model.score(hidden).squeeze(-1)
+        return packed.spread(values if values.dtype == torch.float64 else values.float())
+
+    def save(self, path: Path) -> None:
+        save_folder(self.model, self.tokenizer, path, start=self.path)
+
+
+def load_critic(
+    path: str,
+    *,
+    dtype: str = "float32",
+    lora_rank: int = 0,
+    lora_alpha: float = 16,
+    target_modules: str | list[str] = "all-linear",
+    enable_gradient_checkpointing: bool = False,
+    trust_remote_code: bool = False,
+    seed: int = 0,
+    where: str = "critic.model.path",
+) -> Critic:
+    """A critic from an LM folder (new head, at zero) or from a reward model or critic folder (its head kept)."""
+    model = load_scalar_model(path, dtype=dtype, trust_remote_code=trust_remote_code, where=where)
+    if lora_rank:
+        add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules, seed=seed)
+        for parameter in model.score.parameters():
+            parameter.requires_grad_(True)
+    if enable_gradient_checkpointing:
+        enable_checkpointing(model)
+    return Critic(model, load_tokenizer(path, trust_remote_code=trust_remote_code, where=where), path)

@@ -1,0 +1,201 @@
+"""Hugging Face folders to modules and back: tokenizer, weights, stop ids, adapters.
+
+Folders are checked before transformers is asked, so that a wrong path is never taken for a name on a hub. Dropout is
+off in every model: ratios of PPO must start at 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
+
+from rein.errors import CheckpointError, ConfigError
+from rein.models import attention
+from rein.models.lora import fused_state_dict, has_lora
+from rein.protocols import Tokenizer
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def model_folder(path: str, where: str) -> str:
+    """`path` resolved; a local folder, or a hub name that is already in the local cache.
+
+    Raises ConfigError for a path that does not exist, before anything is loaded.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").exists() and not (folder / "adapter_config.json").exists():
+            raise ConfigError(f"{where}: {path} has no config.json; give a Hugging Face model folder")
+        return str(folder)
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1 or folder.parent.is_dir()
+    if looks_local or os.environ.get("HF_HUB_OFFLINE") == "1":
+        raise ConfigError(f"{where}: path {path} does not exist; give a model folder, or run the stage that makes it")
+    return path
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False, where: str = "model.path") -> Tokenizer:
+    """The tokenizer of a model folder; PAD falls back to EOS (masks come from lengths, never from ids)."""
+    folder = model_folder(path, where)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{where}: no tokenizer can be loaded from {path} ({_first(error)})") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    result: Tokenizer = tokenizer
+    return result
+
+
+def stop_ids(path: str, tokenizer: Tokenizer) -> list[int]:
+    """Ids that end a response: the generation config's, the model config's and the tokenizer's."""
+    found: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        file = Path(path) / name
+        if file.exists():
+            ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+            found += ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if tokenizer.eos_token_id is not None:
+        found.append(tokenizer.eos_token_id)
+    return sorted(set(found))
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _load(auto: Any, path: str, where: str, **options: Any) -> Any:
+    attention.register()
+    folder = model_folder(path, where)
+    base, adapter = folder, None
+    adapter_file = Path(folder) / "adapter_config.json"
+    if adapter_file.exists():
+        adapter, base = folder, model_folder(json.loads(adapter_file.read_text())["base_model_name_or_path"], where)
+    try:
+        model = auto.from_pretrained(base, attn_implementation=attention.NAME, **options)
+        if adapter is not None:
+            from peft import PeftModel
+
+            # The start policy is base + adapter: fused now, so that "adapter off" later means this policy.
+            model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{where}: {path} cannot be loaded ({_first(error)}); check that the folder is whole") from error
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    for name in ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout", "classifier_dropout"):
+        if getattr(model.config, name, None):
+            setattr(model.config, name, 0.0)
+    for module in model.modules():
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    model.config.use_cache = False
+    return model.train()
+
+
+def load_causal_lm(path: str, *, dtype: str, trust_remote_code: bool = False, where: str = "model.path") -> Any:
+    """A causal LM with packed attention, in train mode without dropout.
+
+    Raises ConfigError for a path that does not exist, CheckpointError for a folder that cannot be read.
+    """
+    return _load(AutoModelForCausalLM, path, where, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
+
+
+def load_scalar_model(path: str, *, dtype: str, trust_remote_code: bool = False, where: str = "model.path") -> Any:
+    """A trunk with a one-number head (`score`): reward models and critics; a new head starts at zero."""
+    model = _load(
+        AutoModelForSequenceClassification,
+        path,
+        where,
+        dtype=DTYPES[dtype],
+        trust_remote_code=trust_remote_code,
+        num_labels=1,
+    )
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear) or head.out_features != 1:
+        raise CheckpointError(f"{where}: {path} has no one-number `score` head; this architecture cannot be a critic yet")
+    if not _has_score_head(path):
+        nn.init.zeros_(head.weight)
+        if head.bias is not None:
+            nn.init.zeros_(head.bias)
+    return model
+
+
+def _has_score_head(path: str) -> bool:
+    """Whether the folder's own weights hold the head, rather than one transformers made up."""
+    config = json.loads((Path(path) / "config.json").read_text()) if (Path(path) / "config.json").exists() else {}
+    return any("SequenceClassification" in name for name in config.get("architectures") or [])
+
+
+def trunk_of(model: Any) -> Any:
+    """The decoder below the head."""
+    return getattr(model, model.base_model_prefix)
+
+
+def head_function(model: Any) -> Callable[[Tensor], Tensor]:
+    """Last hidden states [R, H] -> logits [R, V], with the architecture's own scaling and cap."""
+    head, config = model.get_output_embeddings(), model.config
+    cap = getattr(config, "final_logit_softcapping", None)
+    divisor = getattr(config, "logits_scaling", None)
+    factor = getattr(config, "logit_scale", None)
+
+    def logits(hidden: Tensor) -> Tensor:
+        out: Tensor = head(hidden)
+        if divisor:
+            out = out / divisor
+        if factor:
+            out = out * factor
+        return torch.tanh(out / cap) * cap if cap else out
+
+    return logits
+
+
+def save_folder(
+    model: Any,
+    tokenizer: Tokenizer,
+    target: Path,
+    *,
+    start: str,  # where the model was loaded from: its generation config is kept
+) -> None:
+    """A plain Hugging Face folder, adapters fused in; complete or absent (written beside, then renamed)."""
+    draft = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
+    state = fused_state_dict(model) if has_lora(model) else model.state_dict()
+    if getattr(model.config, "tie_word_embeddings", False):
+        state = {name: tensor for name, tensor in state.items() if name != "lm_head.weight"}
+    # A name no loader knows would make the folder unreadable without this package.
+    implementation = model.config._attn_implementation
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        model.config._attn_implementation = "sdpa"
+        model.config.use_cache = True
+        model.save_pretrained(draft, state_dict=state)
+        tokenizer.save_pretrained(str(draft))
+        generation = Path(start) / "generation_config.json"
+        if generation.exists():
+            GenerationConfig.from_pretrained(start).save_pretrained(draft)
+        replace_folder(draft, target)
+    except OSError as error:
+        raise CheckpointError(f"{target}: cannot be saved ({_first(error)}); the former one, if any, is whole") from error
+    finally:
+        model.config._attn_implementation = implementation
+        model.config.use_cache = False
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def replace_folder(draft: Path, target: Path) -> None:
+    """Put a finished folder in place of `target`, which is never half there."""
+    if target.exists():
+        old = target.parent / f".{target.name}.old.{uuid.uuid4().hex[:8]}"
+        target.rename(old)
+        draft.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        draft.rename(target)

@@ -1,0 +1,69 @@
+"""LoRA on a loaded model, and the fused weights of a live one.
+
+Adapters are injected in place (peft). Fusing computes W + scale B A in the base weight's precision or float32,
+whichever is wider, on a copy: the live model is untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+ADAPTER = "default"
+
+
+def add_lora(model: nn.Module, *, rank: int, alpha: float, target_modules: str | list[str], seed: int) -> None:
+    """Freeze `model` and put trainable adapters on its linear layers; their start leaves the outputs unchanged."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    targets = _linear_layers(model) if target_modules == "all-linear" else target_modules
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model, adapter_name=ADAPTER)
+
+
+def _linear_layers(model: nn.Module) -> list[str]:
+    """Last names of the linear layers of the blocks: every one but the heads."""
+    heads = {"lm_head", "score"}
+    names = {n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    return sorted(names - heads)
+
+
+def has_lora(model: nn.Module) -> bool:
+    return any(isinstance(module, BaseTunerLayer) for module in model.modules())
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is the frozen start policy; adapters come back even on error."""
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+@torch.no_grad()
+def fused_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of the model with its adapters fused in, under the names of the model without them."""
+    state: dict[str, Any] = dict(model.state_dict())
+    fused: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if ".lora_" not in name:
+            fused[name.replace(".base_layer.", ".")] = tensor
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            base = module.get_base_layer().weight
+            delta = module.get_delta_weight(ADAPTER)
+            fused[f"{name}.weight"] = (base.to(delta.dtype) + delta).to(base.dtype)
+    return fused

@@ -1,0 +1,66 @@
+"""A learned reward over packed rows: one fp32 number per prompt + response, read at its last token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.models.actor import enable_checkpointing
+from rein.models.load import load_scalar_model, load_tokenizer, save_folder, trunk_of
+from rein.models.lora import add_lora
+from rein.models.packing import pack
+from rein.protocols import Tokenizer
+from rein.types import TokenRow
+
+
+class RewardModel:
+    """A sequence-classification model with one label, as transformers reloads it."""
+
+    def __init__(self, model: Any, tokenizer: Tokenizer, path: str) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.path = path
+        self.device = next(model.parameters()).device
+        # transformers finds the last token by this id; without it a batch cannot be scored after reload.
+        model.config.pad_token_id = tokenizer.pad_token_id
+
+    def scores(self, rows: Sequence[TokenRow]) -> Tensor:
+        """[B]; the head runs in fp32 whatever the trunk's dtype, so near answers do not tie."""
+        packed = pack(rows, self.device)
+        out = trunk_of(self.model)(
+            input_ids=packed.input_ids, position_ids=packed.position_ids, packing=packed.groups, use_cache=False
+        )
+        hidden = out.last_hidden_state.squeeze(0).index_select(0, packed.last)
+        wide = hidden if hidden.dtype == torch.float64 else hidden.float()
+        scores = torch.nn.functional.linear(wide, self.model.score.weight.to(wide.dtype), self.model.score.bias)
+        return scores.squeeze(-1)
+
+    def save(self, path: Path) -> None:
+        save_folder(self.model, self.tokenizer, path, start=self.path)
+
+
+def load_reward_model(
+    path: str,
+    *,
+    dtype: str = "float32",
+    lora_rank: int = 0,
+    lora_alpha: float = 16,
+    target_modules: str | list[str] = "all-linear",
+    enable_gradient_checkpointing: bool = False,
+    trust_remote_code: bool = False,
+    seed: int = 0,
+    where: str = "score.path",
+) -> RewardModel:
+    """A reward model from its folder, or a new head on an LM's trunk."""
+    model = load_scalar_model(path, dtype=dtype, trust_remote_code=trust_remote_code, where=where)
+    if lora_rank:
+        add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules, seed=seed)
+        for parameter in model.score.parameters():
+            parameter.requires_grad_(True)
+    if enable_gradient_checkpointing:
+        enable_checkpointing(model)
+    return RewardModel(model, load_tokenizer(path, trust_remote_code=trust_remote_code, where=where), path)

@@ -1,0 +1,69 @@
+"""The KL that is watched: exact KL(actor || reference) over the vocabulary on fixed held-out rows.
+
+The reference's last hidden states on those rows and its head are kept from the start, so no second model stays in
+memory: [R, H] and [V, H] numbers. Needs no behavior log-probs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.data.batches import micro_batches
+from rein.functional.masked import masked_mean
+from rein.models.actor import Actor
+from rein.models.load import head_function
+from rein.types import Metrics, Trajectory
+
+PROBE_ROWS = 64
+
+
+class Probe:
+    """Made while the actor still is the reference; measures whatever the actor has become."""
+
+    def __init__(self, actor: Actor, rows: Sequence[Trajectory], budget: int) -> None:
+        self.actor = actor
+        self.rows = list(rows)
+        lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
+        self.parts = micro_batches(lengths, budget) if rows else []
+        with torch.no_grad():
+            self.hidden = [actor.hidden(self._some(part))[1].clone() for part in self.parts]
+        self.head = _frozen_head(actor.model)
+
+    def _some(self, part: list[int]) -> list[Trajectory]:
+        return [self.rows[i] for i in part]
+
+    def measure(self) -> Metrics:
+        """probe/kl_reference and probe/entropy: means over response tokens, nats per token."""
+        if not self.rows:
+            return {}
+        kl = entropy = tokens = 0.0
+        for part, hidden in zip(self.parts, self.hidden, strict=True):
+            some = self._some(part)
+            temperature = torch.tensor([row.temperature for row in some])
+            found_kl, found_entropy = self.actor.exact_kl(some, temperature, hidden, self.head)
+            mask = torch.zeros_like(found_kl, dtype=torch.bool)
+            for i, row in enumerate(some):
+                mask[i, : len(row.response_mask)] = torch.from_numpy(row.response_mask)
+            count = float(mask.sum())
+            kl += masked_mean(found_kl, mask).item() * count
+            entropy += masked_mean(found_entropy, mask).item() * count
+            tokens += count
+        return {"probe/kl_reference": kl / max(tokens, 1), "probe/entropy": entropy / max(tokens, 1)}
+
+
+def _frozen_head(model: Any) -> Callable[[Tensor], Tensor]:
+    """The head as it is now, apart from the one that trains."""
+
+    class _Holder:
+        config = model.config
+        _head = copy.deepcopy(model.get_output_embeddings()).requires_grad_(False)
+
+        def get_output_embeddings(self) -> Any:
+            return self._head
+
+    return head_function(_Holder())
