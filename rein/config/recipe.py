@@ -25,13 +25,10 @@ Files = Annotated[list[str], BeforeValidator(_as_list)]
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-KlKind = Literal[
-    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k3_soft",
-    "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+", "k3_soft+",
-]  # fmt: skip
-LossAggMode = Literal[
-    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"
-]  # fmt: skip
+KlKind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k3_soft",
+                 "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+", "k3_soft+"]  # fmt: skip
+LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
+                      "seq-mean-token-sum-norm", "token-sum"]  # fmt: skip
 
 
 class Section(BaseModel):

@@ -1,0 +1,215 @@
+"""A recipe file and key=value words in; one frozen Recipe and notes to print out, or an error of one line.
+
+Errors name where (file and line, or the command line), what, and what to do. Opens no data and no model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from rein.config.keys import LEAVES, SECTIONS, nearest_key, takes_text_only
+from rein.config.reading import COMMAND_LINE, Entry, read_file, read_words, refuse_twice
+from rein.config.recipe import Recipe
+from rein.config.rules import broken
+from rein.config.settle import Entries, settle
+from rein.config.verl_keys import COUNTS_PROMPTS, PREFIX, SETTLED, is_leaf, speaks_verl, translate
+from rein.errors import ConfigError
+
+PACKAGED = Path(__file__).parent.parent / "recipes"
+
+LATER = {  # values whose feature is planned: refused as "not built yet" instead of as unknown
+    "algorithm.method": "auto topr awr sppo dpo bc m2po opsm dapo grpo",
+    "algorithm.adv_estimator": "vtrace monte_carlo grpo grpo_vectorized grpo_passk gdpo rloo rloo_vectorized "
+    "gpg reinforce_plus_plus reinforce_plus_plus_baseline remax opo optimal_token_baseline "
+    "tir_optimal_token_baseline",
+    "algorithm.kl_ctrl.type": "moving_average schedule",
+    "algorithm.rollout_correction.rollout_is": "sequence geometric",
+    "algorithm.kl_penalty": "full",
+    "actor.kl_loss_type": "full",
+    "data.behavior": "recomputed",
+    "data.truncation": "left right middle",
+    "model.dtype": "bfloat16 float16",
+    "runtime": "fsdp ray",
+    "trainer.logger": "tensorboard wandb mlflow swanlab trackio clearml vemlp_wandb file",
+}
+
+
+def load(source: str | Path | None, words: Sequence[str] = ()) -> tuple[Recipe, list[str]]:
+    """The recipe of a file or packaged name (`demo`), or of the words alone (None); and notes to print.
+
+    Words override the file's keys, in whatever spelling. Raises ConfigError.
+    """
+    in_file = read_file(_find(source), is_leaf) if source is not None else []
+    in_words = read_words(words, is_leaf)
+    file_speaks = speaks_verl(in_file)
+    merged: Entries = {}
+    notes: list[str] = []
+    for entries in (in_file, in_words):
+        translated, said = translate(entries)
+        refuse_twice(translated)
+        notes += said
+        merged |= {entry.key: entry for entry in translated}
+    for given in merged.values():
+        _refuse_unknown(given)
+    words_speak = file_speaks or speaks_verl(in_words)
+    in_prompts = [
+        key
+        for key in COUNTS_PROMPTS
+        if (entry := merged.get(key)) is not None
+        and (
+            entry.spelled.startswith(PREFIX) or (words_speak if entry.where == COMMAND_LINE else file_speaks)
+        )
+    ]
+    notes += settle(merged, in_prompts)
+    return _validate(merged, source), notes
+
+
+def resolved(recipe: Recipe) -> dict[str, Any]:
+    """Every key in its canonical name with its value, ready for JSON."""
+    values: dict[str, Any] = recipe.model_dump(mode="json")
+    return values
+
+
+def dump(recipe: Recipe, path: Path) -> None:
+    """Write the resolved recipe as JSON; `load` reads it back to an equal one."""
+    write_json(path, resolved(recipe))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that `path` is always the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2, ensure_ascii=False, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def _find(source: str | Path) -> Path:
+    """The file itself, else the packaged recipe of that name."""
+    path = Path(source)
+    if path.exists():
+        return path
+    known = sorted(file.stem for file in PACKAGED.glob("*.yaml"))
+    if path.parent == Path() and path.name.removesuffix(".yaml") in known:
+        return PACKAGED / f"{path.name.removesuffix('.yaml')}.yaml"
+    close = get_close_matches(path.name.removesuffix(".yaml"), known, n=1)
+    advice = f"did you mean the packaged recipe {close[0]}?" if close else "check the path"
+    raise ConfigError(f"{source}: no such recipe file; {advice} (packaged: {', '.join(known)})")
+
+
+def _refuse_unknown(entry: Entry) -> None:
+    key = entry.key
+    if key in LEAVES or key in SETTLED:
+        return
+    where = f"{entry.where}: {entry.spelled}"
+    if key not in SECTIONS:
+        section, _, _ = key.rpartition(".")
+        if section in LEAVES:
+            raise ConfigError(
+                f"{where} is unknown: {section} is one value, not a section; write {section}=VALUE"
+            )
+        raise ConfigError(f"{where} is unknown; {nearest_key(key)}")
+    if entry.value not in (None, {}):  # a section left empty is fine
+        inside = [leaf for leaf in LEAVES if leaf.startswith(f"{key}.")]
+        example = f"{key}.path" if f"{key}.path" in inside else inside[0]
+        raise ConfigError(f"{where} is a section, not a value; write one of its keys, for example {example}")
+
+
+def _validate(entries: Entries, source: str | Path | None) -> Recipe:
+    nested: dict[str, Any] = {}
+    for key, entry in entries.items():
+        if key not in LEAVES:
+            continue
+        *sections, last = key.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        number = isinstance(entry.value, int | float) and not isinstance(entry.value, bool)
+        place[last] = entry.text if number and takes_text_only(key) else entry.value
+    try:
+        # As JSON, because strict validation turns lists into tuples only there. Strict: true is no number.
+        recipe = Recipe.model_validate_json(json.dumps(nested, default=str), strict=True)
+    except ValidationError as error:
+        raise ConfigError(_first_line(error, entries, source)) from error
+    for key, message in broken(recipe):
+        raise ConfigError(f"{_where(key, '', entries, source)}: {message}")
+    return recipe
+
+
+def _where(key: str, value: str, entries: Entries, source: str | Path | None) -> str:
+    if key not in entries:
+        return f"{source or COMMAND_LINE}: {key}{value}"
+    entry = entries[key]
+    return f"{entry.where}: {entry.spelled}{value}" + ("" if entry.spelled == key else f" ({key})")
+
+
+def _first_line(error: ValidationError, entries: Entries, source: str | Path | None) -> str:
+    """The first of pydantic's errors in our words; further ones are counted."""
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    loc = [str(part) for part in first["loc"]]
+    key = next((".".join(loc[:n]) for n in range(len(loc), 0, -1) if ".".join(loc[:n]) in LEAVES), "")
+    depth = key.count(".") + 1
+    others = {".".join(map(str, each["loc"][:depth])) for each in errors[1:]} - {key}
+    more = f" (and {len(others)} more)" if others else ""
+    if not key:  # a rule of the whole recipe, which names its keys itself
+        message = str(first["ctx"]["error"]) if "ctx" in first else first["msg"]
+        blamed = next((k for k in sorted(entries, key=len, reverse=True) if message.startswith(k)), "")
+        where = entries[blamed].where if blamed else str(source or COMMAND_LINE)
+        return f"{where}: {message}{more}"
+    written = entries[key].text if key in entries else None
+    if written is None or not isinstance(first["input"], int | float):
+        written = json.dumps(first["input"], ensure_ascii=False, default=str)
+    return f"{_where(key, f'={written}', entries, source)}: {_complaint(key, dict(first))}{more}"
+
+
+def _complaint(key: str, error: dict[str, Any]) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "literal_error":
+        return _unknown_name(key, str(error["input"]), context["expected"])
+    if kind == "value_error":
+        return f"{context['error']}; correct it"
+    if kind == "missing":
+        last = error["loc"][-1]
+        return "is too short a list; add to it" if isinstance(last, int) else f"{last} is missing; write it"
+    if kind == "extra_forbidden":
+        return f"{error['loc'][-1]} is not known there; it has name, weight and options"
+    wanted = {
+        "int": "a whole number",
+        "float": "a number, such as 0.1 or 1e-6",
+        "finite_number": "a finite number",
+        "bool": "true or false",
+        "string": "text (in quotes)",
+        "list": "a list, such as [a, b]",
+        "tuple": "a list, such as [0.9, 0.99]",
+        "model": "a name, or a mapping with name, weight and options",
+        "greater_than": f"above {context.get('gt', 0):g}",
+        "greater_than_equal": f"at least {context.get('ge', 0):g}",
+        "less_than_equal": f"at most {context.get('le', 0):g}",
+        "too_short": f"a list of at least {context.get('min_length')}",
+        "too_long": f"a list of at most {context.get('max_length')}",
+    }
+    for name in (kind, kind.partition("_")[0]):
+        if name in wanted:
+            return f"must be {wanted[name]}; correct it"
+    return f"{error['msg']}; correct it"
+
+
+def _unknown_name(key: str, name: str, expected: str) -> str:
+    names = expected.replace("'", "").replace(" or ", ", ").split(", ")
+    known = ", ".join(names + (["null"] if type(None) in get_args(LEAVES[key].annotation) else []))
+    if name in LATER.get(key, "").split():
+        return f"{name} is not built yet; write one of {known}"
+    close = get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]}?" if close else "write one of them"
+    return f"must be one of {known}; {hint}"

@@ -1,0 +1,109 @@
+"""Rules that hold between keys of a whole recipe, and which KL coefficient is meant.
+
+Reads a Recipe; opens nothing. A broken rule is the key to blame and what to say of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rein.config.recipe import Recipe
+
+KL_LOSS_COEF = 0.05  # where no key gives one
+KL_IN_REWARD_COEF = 0.001  # verl's
+_K1_VALUED = ("kl", "k1", "kl+", "k1+")  # the forms whose value is log actor - log reference
+_K1_LOSSES = ("kl", "k1")
+_BEFORE = (  # what must come first where both are run
+    ("sft", ("reward", "rollout", "train", "evaluate", "export")),
+    ("reward", ("score",)),
+    ("rollout", ("score", "train")),
+    ("score", ("train",)),
+    ("train", ("evaluate", "export", "report")),
+    ("evaluate", ("export", "report")),
+)
+
+
+class Broken(NamedTuple):
+    """A rule that a recipe breaks: the key to blame, what is wrong and what to do."""
+
+    key: str
+    message: str
+
+
+class KlCoefs(NamedTuple):
+    """The coefficients of the two KLs (0: off) and the words that say where they come from."""
+
+    in_reward: float
+    in_loss: float
+    note: str
+
+
+def kl_coefs(recipe: Recipe) -> KlCoefs:
+    """`algorithm.kl_ctrl.kl_coef` is of the KL that is on; `actor.kl_loss_coef` wins for the loss's."""
+    shared, own = recipe.algorithm.kl_ctrl.kl_coef, recipe.actor.kl_loss_coef
+    in_reward = in_loss = 0.0
+    words = []
+    if recipe.algorithm.use_kl_in_reward:
+        in_reward = KL_IN_REWARD_COEF if shared is None else shared
+        words.append(
+            f"KL in reward {in_reward:g} ({'default' if shared is None else 'algorithm.kl_ctrl.kl_coef'})"
+        )
+    if recipe.actor.use_kl_loss:
+        given = shared if own is None else own
+        in_loss = KL_LOSS_COEF if given is None else given
+        source = "actor.kl_loss_coef" if own is not None else "algorithm.kl_ctrl.kl_coef"
+        words.append(f"KL loss {in_loss:g} ({'default' if given is None else source})")
+    if not words:
+        words.append("no KL to the reference in the loss or the reward")
+    if shared is not None and not recipe.algorithm.use_kl_in_reward and own is not None:
+        words.append(f"algorithm.kl_ctrl.kl_coef {shared:g} is not used")
+    return KlCoefs(in_reward, in_loss, "; ".join(words))
+
+
+def broken(recipe: Recipe) -> list[Broken]:
+    """What a recipe breaks of what holds between its keys."""
+    return [*_kl(recipe), *_stages(recipe)]
+
+
+def _kl(recipe: Recipe) -> list[Broken]:
+    actor, algorithm = recipe.actor, recipe.algorithm
+    if algorithm.insist:
+        return []
+    found = []
+    if actor.use_kl_loss and actor.kl_loss_type in _K1_LOSSES:
+        found.append(
+            Broken(
+                "actor.kl_loss_type",
+                f"{actor.kl_loss_type} as a loss does not restrain on stored data; write k3_soft or k1+, or "
+                "set algorithm.insist=true",
+            )
+        )
+    if algorithm.use_kl_in_reward and algorithm.kl_penalty not in _K1_VALUED:
+        found.append(
+            Broken(
+                "algorithm.kl_penalty",
+                f"{algorithm.kl_penalty} in the reward is not the KL's own value; write k1, or set "
+                "algorithm.insist=true",
+            )
+        )
+    if algorithm.use_kl_in_reward and actor.use_kl_loss:
+        found.append(
+            Broken(
+                "algorithm.use_kl_in_reward",
+                "true beside actor.use_kl_loss true counts the KL twice; set actor.use_kl_loss=false, or "
+                "algorithm.insist=true to keep both",
+            )
+        )
+    return found
+
+
+def _stages(recipe: Recipe) -> list[Broken]:
+    order = list(recipe.stages)
+    for stage in order:
+        if order.count(stage) > 1:
+            return [Broken("stages", f"{stage} is listed twice; list it once")]
+    for first, later in _BEFORE:
+        for second in later:
+            if first in order and second in order and order.index(first) > order.index(second):
+                return [Broken("stages", f"{second} comes before {first}, which feeds it; put {first} first")]
+    return []

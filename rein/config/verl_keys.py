@@ -1,0 +1,277 @@
+"""verl's spellings -> Rein's keys: the only place they live.
+
+Entries in, entries with Rein's keys and notes to print out. A key is renamed, accepted because its value
+asks for nothing (off) or for what Rein always does, or refused with what to do; none is dropped in silence.
+In verl's spelling batch sizes count prompts; Rein counts rows. verl 0.9 is meant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from rein.config.keys import LEAVES
+from rein.config.reading import Entry
+from rein.errors import ConfigError
+
+PREFIX = "actor_rollout_ref."
+PREFIXES = ("actor", "model", "rollout", "ref")
+
+RENAMED = {
+    "algorithm.clip_ratio": "actor.clip_ratio",
+    "actor.max_grad_norm": "actor.grad_clip",
+    "actor.optim.clip_grad": "actor.grad_clip",
+    "actor.optim.warmup_style": "actor.optim.lr_scheduler_type",
+    "actor.ppo_micro_batch_size_per_gpu": "actor.ppo_micro_batch_size",
+    "critic.max_grad_norm": "critic.grad_clip",
+    "critic.optim.clip_grad": "critic.grad_clip",
+    "critic.optim.warmup_style": "critic.optim.lr_scheduler_type",
+    "critic.ppo_micro_batch_size_per_gpu": "critic.ppo_micro_batch_size",
+    "critic.value_clip_range": "critic.cliprange_value",
+    "data.trust_remote_code": "model.trust_remote_code",
+    "reward_model.model.path": "score.path",
+    "reward.reward_model.model_path": "score.path",
+    "rollout.response_length": "rollout.max_new_tokens",
+    "trainer.default_local_dir": "out",
+    "trainer.resume_from_path": "resume",
+}
+
+# Kept under their own name until every source is read; `settle` decides.
+EXPERIMENT = "trainer.experiment_name"
+FILTER = "data.filter_overlong_prompts"
+RESUME_MODE = "trainer.resume_mode"
+FOLLOWS = {
+    "critic.loss_agg_mode": "actor.loss_agg_mode",
+    "critic.model.enable_gradient_checkpointing": "model.enable_gradient_checkpointing",
+    "critic.model.lora_alpha": "model.lora_alpha",
+    "critic.model.lora_rank": "model.lora_rank",
+    "critic.model.trust_remote_code": "model.trust_remote_code",
+    "critic.ppo_max_token_len_per_gpu": "actor.ppo_max_token_len_per_gpu",
+    "critic.shuffle": "actor.shuffle",
+    "critic.use_dynamic_bsz": "actor.use_dynamic_bsz",
+    "rollout.prompt_length": "data.max_prompt_length",
+}
+SETTLED = frozenset((EXPERIMENT, FILTER, RESUME_MODE, *FOLLOWS))
+
+
+class Off(NamedTuple):
+    """The values of a key that ask for nothing, and the feature that every other value asks for."""
+
+    values: tuple[Any, ...]
+    feature: str
+
+
+_NO = (False, None)
+_ONE = (1, None)
+_NULL = (None,)
+_ENGINE = "an inference engine beside the trainer"
+_SHARDING = "FSDP sharding over processes"
+
+NOT_YET = {
+    "actor.use_torch_compile": Off(_NO, "torch.compile"),
+    "actor.strategy": Off(("single", None), _SHARDING),
+    "critic.strategy": Off(("single", None), _SHARDING),
+    "ref.strategy": Off(("single", None), _SHARDING),
+    "ref.use_torch_compile": Off(_NO, "torch.compile"),
+    "actor.ulysses_sequence_parallel_size": Off(_ONE, "Ulysses sequence parallelism"),
+    "critic.ulysses_sequence_parallel_size": Off(_ONE, "Ulysses sequence parallelism"),
+    "ref.ulysses_sequence_parallel_size": Off(_ONE, "Ulysses sequence parallelism"),
+    "actor.policy_loss.loss_mode": Off(("vanilla", None), "this policy loss"),
+    "actor.loss_scale_factor": Off(_NULL, "a constant scale of the loss"),
+    "actor.use_prefix_grouper": Off(_NO, "sharing a prompt's computation over its responses"),
+    "actor.optim.optimizer": Off(("AdamW", None), "an optimizer other than AdamW"),
+    "critic.optim.optimizer": Off(("AdamW", None), "an optimizer other than AdamW"),
+    "model.use_liger": Off(_NO, "Liger kernels"),
+    "model.use_fused_kernels": Off(_NO, "fused kernels"),
+    "model.enable_activation_offload": Off(_NO, "activation offloading"),
+    "model.exclude_modules": Off(_NULL, "leaving modules out of LoRA"),
+    "model.lora_adapter_path": Off(_NULL, "a separate adapter path (model.path may be an adapter folder)"),
+    "model.override_config": Off((None, {}), "overriding a model's configuration"),
+    "rollout.name": Off(("hf", None), _ENGINE),
+    "rollout.gpu_memory_utilization": Off(_NULL, _ENGINE),
+    "rollout.tensor_model_parallel_size": Off(_ONE, _ENGINE),
+    "rollout.top_k": Off((-1, 0, None), "top-k sampling"),
+    "rollout.do_sample": Off((True, None), "rollouts without sampling (write rollout.temperature=0)"),
+    "rollout.calculate_log_probs": Off((True, None), "rollouts without log-probs"),
+    "rollout.multi_turn.enable": Off(_NO, "rollouts of many turns"),
+    "algorithm.filter_groups.enable": Off(_NO, "leaving out groups without spread"),
+    "algorithm.use_pf_ppo": Off(_NO, "resampling by score"),
+    "algorithm.rollout_correction.rollout_rs": Off(_NULL, "rejection sampling"),
+    "algorithm.rollout_correction.rollout_rs_threshold": Off(_NULL, "rejection sampling"),
+    "algorithm.rollout_correction.bypass_mode": Off(_NO, "bypass mode"),
+    "algorithm.rollout_correction.loss_type": Off(("ppo_clip", None), "this loss"),
+    "algorithm.rollout_correction.rollout_is_batch_normalize": Off(
+        _NO, "normalising the weights over the batch"
+    ),
+    "critic.enable": Off((True, None), "training without a critic"),
+    "data.prompt_key": Off(("prompt", None), "another prompt column (name the column `prompt`)"),
+    "data.reward_fn_key": Off(("data_source", None), "another data-source column"),
+    "data.train_max_samples": Off((-1, None), "training on part of a file"),
+    "data.val_max_samples": Off((-1, None), "part of a file (write trainer.val_prompts)"),
+    "data.custom_cls.path": Off(_NULL, "a dataset class of your own"),
+    "data.apply_chat_template_kwargs": Off((None, {}), "options of the chat template"),
+    "reward_model.reward_manager": Off(("naive", None), "another reward manager"),
+    "reward.reward_manager.name": Off(("naive", None), "another reward manager"),
+    "trainer.n_gpus_per_node": Off((0, 1, None), "more than one process"),
+    "trainer.nnodes": Off(_ONE, "more than one node"),
+    "trainer.device": Off(("cpu", None), "choosing a device"),
+    "trainer.max_actor_ckpt_to_keep": Off(_NULL, "limiting the number of snapshots"),
+    "trainer.max_critic_ckpt_to_keep": Off(_NULL, "limiting the number of snapshots"),
+    "trainer.default_hdfs_dir": Off(_NULL, "remote folders"),
+    "trainer.val_only": Off(_NO, "this switch (run `rein evaluate`)"),
+    "trainer.log_val_generations": Off((0, None), "logging generations"),
+}
+NOT_YET |= {
+    f"rollout.{knob}": Off(_NO, _ENGINE)
+    for knob in (
+        *("disable_log_stats", "dtype", "enable_chunked_prefill", "enable_prefix_caching", "enforce_eager"),
+        *("free_cache_engine", "ignore_eos", "load_format", "max_model_len", "max_num_batched_tokens"),
+        *("max_num_seqs", "mode", "data_parallel_size", "skip_tokenizer_init"),
+    )
+}
+NOT_YET_SECTIONS = {
+    "actor.fsdp_config.": _SHARDING,
+    "critic.fsdp_config.": _SHARDING,
+    "critic.model.fsdp_config.": _SHARDING,
+    "ref.fsdp_config.": _SHARDING,
+    "actor.megatron.": "Megatron",
+    "rollout.val_kwargs.": "sampling options for validation (it decodes greedily)",
+    "rollout.multi_turn.": "rollouts of many turns",
+    "rollout.agent.": "agent loops",
+}
+_SECTION_OFF = (False, None, -1, 0, 1, "fp32", "float32")
+
+ALWAYS = {  # true: Rein does this always; false: refused, for there is nothing to switch off
+    "model.use_remove_padding": "models are always fed packed rows without padding",
+    "critic.model.use_remove_padding": "models are always fed packed rows without padding",
+    "data.use_sequence_packing": "rows are always packed into token-budget micro-batches",
+}
+
+_SPEED = "log-probs are made under the token budget of actor.ppo_max_token_len_per_gpu; results are the same"
+UNUSED = {  # any value: accepted, because no result depends on it; the reason is printed
+    "actor.entropy_from_logits_with_chunking": "the entropy is always made in chunks; results are the same",
+    "ref.entropy_from_logits_with_chunking": "the entropy is always made in chunks; results are the same",
+    "actor.calculate_entropy": "the entropy is always logged",
+    "ref.log_prob_micro_batch_size": _SPEED,
+    "ref.log_prob_micro_batch_size_per_gpu": _SPEED,
+    "ref.log_prob_use_dynamic_bsz": _SPEED,
+    "ref.log_prob_max_token_len_per_gpu": _SPEED,
+    "rollout.log_prob_micro_batch_size": _SPEED,
+    "rollout.log_prob_micro_batch_size_per_gpu": _SPEED,
+    "rollout.log_prob_use_dynamic_bsz": _SPEED,
+    "rollout.log_prob_max_token_len_per_gpu": _SPEED,
+    "critic.forward_micro_batch_size_per_gpu": _SPEED,
+    "critic.forward_max_token_len_per_gpu": _SPEED,
+    "algorithm.norm_adv_by_std_in_grpo": "only grpo reads it",
+    "actor_rollout_ref.hybrid_engine": "one process holds actor and rollouts by turns",
+    "data.return_raw_chat": "prompts are kept as messages",
+    "data.filter_overlong_prompts_workers": "the loader uses one process",
+    "data.dataloader_num_workers": "the loader uses one process",
+    "data.gen_batch_size": "training generates nothing",
+    "data.val_batch_size": "validation decodes evaluate.batch_size rows together",
+    "trainer.balance_batch": "one process has nothing to balance",
+    "trainer.project_name": "only trackers use a project's name, and the run's folder is `out`",
+}
+
+INSTEAD = {  # refused: Rein has the thing in another form
+    "reward_model.enable": "write score.reward=model and score.path=FOLDER",
+    "reward.reward_model.enable": "write score.reward=model and score.path=FOLDER",
+    "custom_reward_function.path": "write score.reward=pkg.mod:name, a function of your own",
+    "custom_reward_function.name": "write score.reward=pkg.mod:name, a function of your own",
+    "reward.custom_reward_function.path": "write score.reward=pkg.mod:name, a function of your own",
+    "reward.custom_reward_function.name": "write score.reward=pkg.mod:name, a function of your own",
+}
+
+COUNTS_PROMPTS = ("data.train_batch_size", "actor.ppo_mini_batch_size", "critic.ppo_mini_batch_size")
+
+
+def is_leaf(key: str) -> bool:
+    """True where a mapping given under this spelling is one value, not a section."""
+    return _rein_key(key) in LEAVES
+
+
+def speaks_verl(entries: Sequence[Entry]) -> bool:
+    """True when any key is spelled as only verl spells it, so that batch sizes beside it count prompts."""
+    return any(entry.spelled.startswith(PREFIX) for entry in entries)
+
+
+def translate(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+    """The same entries under Rein's keys, and a note for each that was more than renamed by its prefix.
+
+    Raises ConfigError for what is asked and not built. Unknown keys pass through; load.py refuses them.
+    """
+    kept: list[Entry] = []
+    notes: list[str] = []
+    prefixed = 0
+    for entry in entries:
+        bare = _bare(entry.key)
+        key = RENAMED.get(bare, bare)
+        if key in LEAVES or key in SETTLED:
+            _refuse_range(replace(entry, key=key))
+            kept.append(replace(entry, key=key))
+            if key != bare:
+                notes.append(f"{entry.spelled} is read as {key}")
+            prefixed += bare != entry.key
+        elif (note := _accept(entry, bare)) is None:
+            kept.append(replace(entry, key=bare))
+        elif note:
+            notes.append(f"{entry.spelled} {note}")
+    if prefixed:
+        plural = "key is" if prefixed == 1 else "keys are"
+        notes.insert(0, f"{prefixed} {plural} read without verl's prefix {PREFIX.rstrip('.')}")
+    return kept, notes
+
+
+def _bare(key: str) -> str:
+    rest = key.removeprefix(PREFIX)
+    return rest if rest.partition(".")[0] in PREFIXES else key
+
+
+def _rein_key(key: str) -> str:
+    bare = _bare(key)
+    return RENAMED.get(bare, bare)
+
+
+def _accept(entry: Entry, key: str) -> str | None:
+    """The note for an accepted key ("" when its value asks for nothing), None for a key not known here."""
+    where, value = f"{entry.where}: {entry.spelled}", entry.value
+    if key in NOT_YET:
+        return _off(where, value, NOT_YET[key].values, NOT_YET[key].feature)
+    if key in ALWAYS:
+        if value is True:
+            return f"true: {ALWAYS[key]}"
+        raise ConfigError(f"{where}={_word(value)}: {ALWAYS[key]} and cannot be otherwise; remove this key")
+    if key in UNUSED:
+        return f"is not used: {UNUSED[key]}"
+    if key in INSTEAD:
+        if value in (False, None, ""):
+            return ""
+        raise ConfigError(f"{where}: Rein has no such key; {INSTEAD[key]}")
+    for section, feature in NOT_YET_SECTIONS.items():
+        if key.startswith(section):
+            return _off(where, value, _SECTION_OFF, feature)
+    return None
+
+
+def _off(where: str, value: Any, off: tuple[Any, ...], feature: str) -> str:
+    if any(value == known and type(value) is type(known) for known in off):
+        return ""
+    words = " or ".join(_word(known) for known in off[:2] if known is not None) or "null"
+    raise ConfigError(
+        f"{where}={_word(value)}: asks for {feature}, which is not built yet; remove it, or write {words}"
+    )
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _refuse_range(entry: Entry) -> None:
+    """verl reads "lo_hi" as a two-sided mask; the truncation that is built takes one number."""
+    if entry.key == "algorithm.rollout_correction.rollout_is_threshold" and "_" in str(entry.text):
+        raise ConfigError(
+            f"{entry.where}: {entry.spelled}={entry.text}: asks for two-sided masking, which is not built "
+            "yet; write one number, the upper bound"
+        )
