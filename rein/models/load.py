@@ -6,6 +6,7 @@ off in every model: ratios of PPO must start at 1.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -133,6 +134,16 @@ def _has_score_head(path: str) -> bool:
     """Whether the folder's own weights hold the head, rather than one transformers made up."""
     config = json.loads((Path(path) / "config.json").read_text()) if (Path(path) / "config.json").exists() else {}
     return any("SequenceClassification" in name for name in config.get("architectures") or [])
+
+
+def weights_hash(folder: Path) -> str:
+    """Content of a model folder's weights, configuration and tokenizer."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".safetensors", ".json", ".jinja"):
+            with path.open("rb") as file:
+                digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def trunk_of(model: Any) -> Any:

@@ -1,7 +1,7 @@
 """Offline PPO: stored trajectories in, a better actor out. The loop of the whole project, on a page.
 
 Reads scored trajectories; writes train/{best,last,critic}, snapshots, metrics.jsonl and manifest.json. The updates
-need no generation; validation does. What the loop stands on is opened in stages/opening.py.
+need no generation; validation does. What the loop stands on is opened in train_open.py and held in train_job.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from rein.config.recipe import Recipe
 from rein.errors import GuardStop, Interrupted
 from rein.guards.decide import decide
 from rein.runtime.interrupt import Interrupt, deferred
-from rein.stages.opening import Job, open_job
+from rein.stages.train_job import Job
+from rein.stages.train_open import open_job
 from rein.tracking.console import Advance, Console
 from rein.types import Action, Experience, Metrics
 

@@ -1,0 +1,98 @@
+"""Causal LM fine-tuning on stored responses: prompt + response or chat messages in, a model folder out.
+
+The loss is the negative log-likelihood of response tokens only, over the counted tokens of the whole batch. Writes
+sft/model, sft/metrics.jsonl and manifest.json.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rein.config import paths
+from rein.config.recipe import Recipe
+from rein.data.batches import epoch_order, micro_batches
+from rein.data.loader import load_demonstrations, write_rejects
+from rein.data.tokenize import Encoder
+from rein.errors import ConfigError
+from rein.experience import padded
+from rein.functional.losses.aggregate import aggregate
+from rein.functional.losses.imitation import negative_log_likelihood
+from rein.models.actor import Actor, load_actor
+from rein.runtime.optimizer import Optimizer
+from rein.runtime.seeding import derive
+from rein.stages.supervised import LOSS_KEY, descend, ones, rows_mark
+from rein.tracking.console import Console
+from rein.types import Demonstration, Metrics
+
+
+def run(recipe: Recipe, console: Console) -> dict[str, Any]:
+    """Fine-tune model.path on sft.files."""
+    sft, folder = recipe.sft, paths.stage_dir(recipe, "sft")
+    options = recipe.model.model_dump(exclude={"path"})
+    actor = load_actor(paths.base_model(recipe), seed=derive(recipe.seed, "sft"), **options)
+    encoder = Encoder(
+        actor.tokenizer,
+        apply_chat_template=recipe.data.apply_chat_template,
+        stop_ids=set(actor.stop_ids),
+        vocabulary=actor.vocabulary,
+    )
+    files = paths.sft_files(recipe)
+    loaded = load_demonstrations(
+        files, encoder, recipe.data, prompt_key=sft.prompt_key, response_key=sft.response_key
+    )
+    for note in loaded.notes:
+        console.say(f"data: {note}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_rejects(folder / "rejects.jsonl", loaded.rejects)
+    rows = loaded.rows
+    console.say(f"rows: {loaded.total} in, {len(loaded.rejects)} rejected, {len(rows)} trained")
+    if sft.batch_size > len(rows):
+        raise ConfigError(f"sft.batch_size {sft.batch_size} is larger than the {len(rows)} rows of {files[0]}; lower it")
+    per_epoch = -(-len(rows) // sft.batch_size)
+    total = sft.total_steps or sft.epochs * per_epoch
+    optimizer = Optimizer(actor.model, sft.optim, grad_clip=sft.grad_clip, total_steps=total)
+
+    def backward(step: int) -> Metrics:
+        order = epoch_order(len(rows), recipe.seed, step // per_epoch, recipe.data.shuffle)
+        begin = (step % per_epoch) * sft.batch_size
+        return sft_backward(actor, [rows[i] for i in order[begin : begin + sft.batch_size]], sft.ppo_max_token_len_per_gpu)
+
+    metrics = descend(
+        backward,
+        optimizer,
+        recipe=recipe,
+        console=console,
+        folder=folder,
+        what="sft",
+        total=total,
+        save_freq=sft.save_freq,
+        settings={
+            "model": recipe.model.model_dump(),
+            "sft": sft.model_dump(exclude={"save_freq"}),
+            "seed": recipe.seed,
+            "rows": rows_mark([row.prompt_ids.tobytes() + row.response_ids.tobytes() for row in rows]),
+        },
+    )
+    actor.save(folder / "model")
+    return {
+        "rows": {"in": loaded.total, "rejected": len(loaded.rejects), "trained": len(rows)},
+        "steps": total,
+        "metrics": metrics,
+    }
+
+
+def sft_backward(actor: Actor, rows: list[Demonstration], budget: int) -> Metrics:
+    """Gradients of one batch, whatever its cut into micro-batches."""
+    tokens = float(sum(int(row.response_mask.sum()) for row in rows))
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
+    total = 0.0
+    for part in micro_batches(lengths, budget):
+        some = [rows[i] for i in part]
+        log_probs, _ = actor.log_probs(some, ones(len(some)))
+        mask = padded([row.response_mask for row in some], torch.bool)
+        loss = aggregate(negative_log_likelihood(log_probs), mask, "token-mean", tokens=tokens)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    return {LOSS_KEY: total, "train/tokens": tokens}

@@ -1,0 +1,286 @@
+"""What the training loop stands on: opened models, rows, tracker, snapshots and the cursor. Part of stages/train.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rein.config import paths
+from rein.config.load import kl_coefs
+from rein.config.methods import Method
+from rein.config.recipe import Recipe
+from rein.data.batches import epoch_order
+from rein.errors import CheckpointError
+from rein.experience import ExperienceMaker, value_metrics
+from rein.experience import in_micro_batches as forward_rows
+from rein.guards.rules import NotFinite
+from rein.learner import Learner, mini_batch_size, optimizer_steps
+from rein.models.actor import Actor
+from rein.models.critic import Critic
+from rein.probe import Probe
+from rein.protocols import Guard
+from rein.runtime.seeding import derive
+from rein.runtime.single import SingleMesh
+from rein.snapshots import RunState, Snapshots
+from rein.tracking.console import Console
+from rein.tracking.fanout import Fanout
+from rein.types import Experience, Metrics, Trajectory, Update
+from rein.validator import Validator
+
+EXPERIENCE_TENSORS = (
+    "response_mask",
+    "temperature",
+    "old_log_probs",
+    "advantages",
+    "ref_log_probs",
+    "behavior_log_probs",
+    "rollout_is_weights",
+    "values",
+    "returns",
+)
+HELD_OUT_VALUE_ROWS = 256
+
+
+@dataclasses.dataclass(slots=True)
+class Cursor:
+    """How far the run is: critic-fit updates, batches, updates of this batch, updates in all."""
+
+    fitted: int = 0
+    batch: int = 0
+    update: int = 0
+    number: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class Rows:
+    """The rows of the run and where the others went."""
+
+    train: list[Trajectory]
+    held_out: list[Trajectory]
+    counts: dict[str, int]
+
+
+class Job:
+    """Everything the loop touches. Built by train_open.py, which restores the newest snapshot."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        console: Console,
+        method: Method,
+        rows: Rows,
+        actor: Actor,
+        critic: Critic | None,
+        maker: ExperienceMaker,
+        probe: Probe,
+        validator: Validator | None,
+    ) -> None:
+        self.recipe, self.console, self.method = recipe, console, method
+        self.rows, self.train_rows = rows, rows.train
+        self.actor, self.critic = actor, critic
+        self.maker, self.probe, self.validator = maker, probe, validator
+        self.folder = paths.stage_dir(recipe, "train")
+        self.size = recipe.data.train_batch_size
+        self.per_epoch = -(-len(rows.train) // self.size)
+        self.batches = recipe.trainer.total_training_steps or recipe.trainer.total_epochs * self.per_epoch
+        self.fit_steps = recipe.trainer.critic_warmup if critic is not None else 0
+        sizes = [len(self._slice(batch)) for batch in range(self.batches)]
+        actor_steps = optimizer_steps(recipe, "actor", sizes)
+        critic_steps = optimizer_steps(recipe, "critic", sizes) if critic is not None else 0
+        self.total_updates = self.fit_steps + actor_steps + critic_steps
+        in_reward, in_loss, _ = kl_coefs(recipe)
+        self.learner = Learner(
+            recipe,
+            method,
+            actor,
+            critic,
+            SingleMesh(),
+            kl_coef_in_loss=in_loss,
+            kl_coef_in_reward=in_reward,
+            actor_steps=actor_steps,
+            critic_steps=critic_steps + self.fit_steps,
+        )
+        self.snapshots = Snapshots(self.folder / "snapshots")
+        self.before_apply: Sequence[Guard] = [NotFinite(recipe.guards.max_skips)]
+        self.cursor = Cursor()
+        self.kept_experience: Experience | None = None
+        self.best: dict[str, float] = {}
+        self.last: Metrics = {}
+        self.validated = False
+        self.skipped = 0
+        self.saved_at = -1
+        self.tracker: Fanout | None = None
+
+    # rows of a step
+
+    def _slice(self, batch: int) -> range:
+        begin = (batch % self.per_epoch) * self.size
+        return range(begin, min(begin + self.size, len(self.train_rows)))
+
+    def rows_of(self, batch: int) -> list[Trajectory]:
+        """The rows of a batch: a function of the data seed and the batch's number alone."""
+        data = self.recipe.data
+        seed = self.recipe.seed if data.seed is None else data.seed
+        order = epoch_order(len(self.train_rows), seed, batch // self.per_epoch, data.shuffle)
+        return [self.train_rows[order[i]] for i in self._slice(batch)]
+
+    def fit_batch(self, step: int) -> Experience:
+        """The mini-batch of critic-fit update `step`, with the stored returns as targets."""
+        size = min(mini_batch_size(self.recipe, "critic"), len(self.train_rows))
+        per_epoch = -(-len(self.train_rows) // size)
+        seed = derive(self.recipe.seed, "fit")
+        order = epoch_order(len(self.train_rows), seed, step // per_epoch, True)
+        begin = (step % per_epoch) * size
+        rows = [self.train_rows[i] for i in order[begin : begin + size]]
+        returns, mask = self.maker.stored_returns(rows)
+        zeros = torch.zeros_like(returns)
+        return Experience(rows, mask, torch.ones(len(rows)), zeros, zeros, returns=returns)
+
+    def fit_update(self, experience: Experience) -> Update:
+        return Update("critic", tuple(range(len(experience.rows))), 0)
+
+    def end_fit(self) -> None:
+        """The critic explains enough: what is left of the fit is taken out of every count."""
+        left = self.fit_steps - self.cursor.fitted
+        self.fit_steps -= left
+        self.total_updates -= left
+        self.learner.optimizers["critic"].total_steps -= left
+
+    def held_out_explained_variance(self) -> float:
+        """Explained variance of the stored returns on held-out rows."""
+        assert self.critic is not None
+        critic, rows = self.critic, self.rows.held_out[:HELD_OUT_VALUE_ROWS]
+        returns, mask = self.maker.stored_returns(rows)
+        values = forward_rows(rows, self.recipe.actor.ppo_max_token_len_per_gpu, lambda part, _: critic.values(part))
+        return value_metrics(values, returns, mask)["critic/vf_explained_var"]
+
+    # what is said and kept
+
+    def log(self, metrics: Metrics) -> None:
+        self.last |= metrics
+        if self.tracker is not None:
+            self.tracker.log(metrics, self.cursor.number)
+
+    def note(self, metrics: Metrics) -> str:
+        """The few numbers beside the progress bar."""
+        shown = {"kl": "probe/kl_reference", "val": "val/score", "vf": "critic/vf_loss", "clip": "actor/pg_clipfrac"}
+        known = self.last | metrics
+        return " ".join(f"{short} {known[name]:.4g}" for short, name in shown.items() if name in known)
+
+    def validate_start(self) -> None:
+        """Probe and held-out score of the start policy: what later ones are held against."""
+        metrics = self.probe.measure()
+        if self.recipe.trainer.val_before_train:
+            metrics |= self._validate()
+        self.validated = True
+        self.log(metrics)
+
+    def _validate(self) -> Metrics:
+        if self.validator is None:
+            return {}
+        metrics = self.validator.measure()
+        score = metrics["val/score"]
+        if score >= self.best.get("val/score", float("-inf")):
+            self.best = {"val/score": score, "number": self.cursor.number}
+            self.actor.save(self.folder / "best")
+        return metrics
+
+    def after_batch(self, rows: int) -> None:
+        """Between two batches: move the KL coefficients, validate and save where due."""
+        trainer, step = self.recipe.trainer, self.cursor.batch
+        last = step == self.batches
+        metrics = self.probe.measure()
+        if "probe/kl_reference" in metrics:
+            self.learner.control_kl(metrics["probe/kl_reference"], rows)
+        if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
+            metrics |= self._validate()
+        self.log(metrics)
+        if "val/score" in metrics:
+            self.console.say(f"step {step}/{self.batches}: {self.note(metrics)}")
+        if last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
+            self.save(None)
+
+    def save(self, experience: Experience | None) -> None:
+        """Snapshot the whole run state; mid-batch with the batch's experience, which cannot be made again."""
+        if self.saved_at == self.cursor.number:
+            return
+        tensors, learner = self.learner.state()
+        mid = experience is not None and 0 < self.cursor.update
+        if mid:
+            for name in EXPERIENCE_TENSORS:
+                tensor = getattr(experience, name)
+                if tensor is not None:
+                    tensors[f"experience/{name}"] = tensor
+        meta = {
+            "learner": learner,
+            "cursor": dataclasses.asdict(self.cursor),
+            "mid_batch": mid,
+            "best": self.best,
+            "fit_steps": self.fit_steps,
+            "skipped": self.skipped,
+            "settings": self.settings(),
+        }
+        self.snapshots.save(self.cursor.number, RunState(tensors, meta))
+        self.saved_at = self.cursor.number
+
+    def settings(self) -> dict[str, str]:
+        """What a resumed run must share with the one that was saved, as hashes."""
+        wanted = ("model", "data", "actor", "critic", "algorithm", "reward_manager", "trainer", "seed")
+        dumped = self.recipe.model_dump(mode="json")
+        dumped["trainer"] = {k: v for k, v in dumped["trainer"].items() if k not in ("logger", "save_freq")}
+        text = json.dumps({key: dumped[key] for key in wanted}, sort_keys=True)
+        rows = hashlib.sha256("".join(row.key for row in self.train_rows).encode())
+        return {"settings": hashlib.sha256(text.encode()).hexdigest(), "rows": rows.hexdigest()}
+
+    def restore(self, state: RunState) -> None:
+        """Go on from a snapshot of the same rows and settings, whole."""
+        meta = state.meta
+        for what, value in self.settings().items():
+            if meta["settings"][what] != value:
+                raise CheckpointError(
+                    f"{self.snapshots.folder}: made with other {what}; use the same recipe and data, "
+                    "another out=, or start anew with resume=never"
+                )
+        self.learner.restore(state.tensors, meta["learner"])
+        self.cursor = Cursor(**meta["cursor"])
+        self.best, self.skipped = meta["best"], meta["skipped"]
+        if self.fit_steps != meta["fit_steps"]:
+            left = self.fit_steps - meta["fit_steps"]
+            self.fit_steps -= left
+            self.total_updates -= left
+            self.learner.optimizers["critic"].total_steps -= left
+        self.validated = True
+        self.saved_at = self.cursor.number
+        if meta["mid_batch"]:
+            found = {
+                name: state.tensors[f"experience/{name}"]
+                for name in EXPERIENCE_TENSORS
+                if f"experience/{name}" in state.tensors
+            }
+            self.kept_experience = Experience(rows=self.rows_of(self.cursor.batch), **found)
+
+    def finish(self, seconds: float) -> dict[str, Any]:
+        """Write last, critic, and best where nothing could be validated; the facts for the manifest."""
+        self.actor.save(self.folder / "last")
+        if self.critic is not None:
+            self.critic.save(self.folder / "critic")
+        if not self.best:
+            self.actor.save(self.folder / "best")
+        shown = ("val/score", "val/proxy_score", "probe/kl_reference", "probe/entropy", "critic/vf_explained_var")
+        return {
+            "rows": self.rows.counts,
+            "updates": self.cursor.number,
+            "skipped_updates": self.skipped,
+            "best": self.best,
+            "metrics": {name: self.last[name] for name in shown if name in self.last},
+            "train_seconds": round(seconds, 2),
+        }
+
+    def close(self) -> None:
+        if self.tracker is not None:
+            self.tracker.close()
