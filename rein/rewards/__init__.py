@@ -21,7 +21,7 @@ from rein.rewards.rules import format, length
 from rein.rewards.user import user_reward
 from rein.tables import lookup, nearest
 
-__all__ = ["REWARDS", "Mix", "build", "needs_scorer", "part_metrics"]
+__all__ = ["REWARDS", "Mix", "build", "uses_model", "part_metrics"]
 
 
 def build(specs: Sequence[RewardSpec], *, scorer: Scorer | None) -> Mix:
@@ -37,7 +37,7 @@ def build(specs: Sequence[RewardSpec], *, scorer: Scorer | None) -> Mix:
     return Mix(parts)
 
 
-def needs_scorer(specs: Sequence[RewardSpec]) -> bool:
+def uses_model(specs: Sequence[RewardSpec]) -> bool:
     """Whether any of the rewards, or one wrapped in another, is the reward model."""
     return any("model" in (spec.name, spec.options.get("of")) for spec in specs)
 

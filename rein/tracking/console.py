@@ -34,7 +34,9 @@ class Console:
 
     @contextmanager
     def progress(self, total: int, what: str) -> Iterator[Advance]:
-        """A bar named `what` over `total` steps: `with console.progress(n, "sft") as advance: advance(1, "loss 0.3")`."""
+        """A bar named `what` over `total` steps: `with console.progress(n, "sft") as advance: advance(1,
+        "loss 0.3")`.
+        """
         if self._live:
             columns = (
                 TextColumn("{task.description}"),

@@ -16,7 +16,7 @@ def test_the_bootstrap_interval_is_that_of_the_normal_for_many_problems() -> Non
     difference = (after - before).double()
     error = float(difference.std()) / math.sqrt(2000)
     low, high = paired_bootstrap(before, after)
-    # the 2.5 % quantile of 10,000 draws has itself an error of .027 standard errors; four of those are allowed
+    # the 2.5 % quantile of 10,000 draws has an error of .027 standard errors; four are allowed
     assert low == pytest.approx(float(difference.mean()) - 1.96 * error, abs=0.11 * error)
     assert high == pytest.approx(float(difference.mean()) + 1.96 * error, abs=0.11 * error)
 

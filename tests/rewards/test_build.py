@@ -9,7 +9,7 @@ import torch
 
 from rein.config.recipe import RewardSpec
 from rein.errors import ConfigError, EngineError, UserCodeError
-from rein.rewards import REWARDS, build, needs_scorer, part_metrics
+from rein.rewards import REWARDS, build, uses_model, part_metrics
 from rein.types import TokenRow, Trajectory
 
 OPTIONS: dict[str, dict[str, Any]] = {"format": {"pattern": "x"}, "noisy": {"of": "gsm8k"}}
@@ -115,9 +115,9 @@ def test_the_reward_model_is_read_in_batches(row: Callable[..., Trajectory]) -> 
     specs = [RewardSpec(name="model", options={"batch_size": 2})]
     assert build(specs, scorer=scorer)([row("", tokens=n) for n in range(5)]) == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert scorer.batches == [2, 2, 1]
-    assert needs_scorer(specs)
-    assert needs_scorer([RewardSpec(name="noisy", options={"of": "model"})])
-    assert not needs_scorer([RewardSpec(name="noisy", options={"of": "gsm8k"})])
+    assert uses_model(specs)
+    assert uses_model([RewardSpec(name="noisy", options={"of": "model"})])
+    assert not uses_model([RewardSpec(name="noisy", options={"of": "gsm8k"})])
     with pytest.raises(ConfigError, match="no reward model"):
         build(specs, scorer=None)
 
