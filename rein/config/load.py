@@ -18,6 +18,7 @@ from rein.config.keys import LEAVES, SECTIONS, nearest_key, takes_text_only
 from rein.config.reading import COMMAND_LINE, Entry, read_file, read_words, refuse_twice
 from rein.config.recipe import Recipe
 from rein.config.rules import broken
+from rein.config.rules import kl_coefs as kl_coefs
 from rein.config.settle import Entries, settle
 from rein.config.verl_keys import COUNTS_PROMPTS, PREFIX, SETTLED, is_leaf, speaks_verl, translate
 from rein.errors import ConfigError

@@ -1,0 +1,214 @@
+"""What a stage made: hashes of its inputs, resolved recipe, seed, versions, rows, facts - in manifest.json.
+
+Its fingerprint (stage, inputs by content, the settings that the stage reads) says whether the stage is done.
+Knows which sections of a recipe each stage reads; knows nothing of what the stages do.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import hashlib
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rein import __version__
+from rein.config.load import resolved, write_json
+from rein.config.recipe import Recipe
+
+NAME = "manifest.json"
+VERSION = 1
+PACKAGES = ("torch", "transformers", "numpy", "pyarrow")
+WHOLE_UP_TO = 64 * 2**20  # bytes; of larger files size, time and a sample are hashed
+SAMPLES, SAMPLE_BYTES = 64, 2**14
+
+# The sections of a recipe that change what a stage writes. `seed` and `runtime` count everywhere; `out`,
+# `threads` and `resume` nowhere.
+_ROWS = ("model", "data")
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "sft": (*_ROWS, "sft"),
+    "reward": (*_ROWS, "reward"),
+    "rollout": (*_ROWS, "rollout"),
+    "score": (*_ROWS, "score"),
+    "train": (
+        *_ROWS,
+        *(
+            "rollout",
+            "score",
+            "actor",
+            "critic",
+            "algorithm",
+            "reward_manager",
+            "trainer",
+            "guards",
+            "evaluate",
+        ),
+    ),
+    "evaluate": (*_ROWS, "rollout", "score", "evaluate"),
+    "export": ("model", "export"),
+    "report": (),
+}
+_NO_EFFECT = {"trainer": ("logger", "save_freq")}
+
+
+def write(
+    folder: Path,
+    *,
+    stage: str,
+    recipe: Recipe,
+    inputs: Sequence[str],
+    rows: Mapping[str, int],
+    facts: Mapping[str, Any],
+    seconds: float,
+) -> None:
+    """Write manifest.json, whole or not at all: from now on `is_done` is true for the same work."""
+    hashes = {name: hash_input(name) for name in inputs}
+    body = {
+        "version": VERSION,
+        "stage": stage,
+        "fingerprint": _fingerprint(recipe, stage, hashes),
+        "seed": recipe.seed,
+        "rows": dict(rows),
+        "seconds": round(seconds, 2),
+        "inputs": hashes,
+        "outputs": sorted(p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name != NAME),
+        "facts": _jsonable(facts),
+        "versions": versions(),
+        "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "recipe": resolved(recipe),
+    }
+    write_json(folder / NAME, body)
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder; None where there is none that can be read."""
+    try:
+        body = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return body if isinstance(body, dict) and body.get("version") == VERSION else None
+
+
+def fingerprint(recipe: Recipe, stage: str, inputs: Sequence[str]) -> str:
+    """Equal for equal work: the stage, what its inputs hold, the settings it reads, Rein's version."""
+    return _fingerprint(recipe, stage, {name: hash_input(name) for name in inputs})
+
+
+def is_done(folder: Path, wanted: str) -> bool:
+    """Whether the folder holds the whole result of the work with this fingerprint."""
+    body = read(folder)
+    if body is None or body.get("fingerprint") != wanted:
+        return False
+    return all((folder / name).exists() for name in body.get("outputs", []))
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A draft folder that takes the place of `folder` when the block ends well, and else is removed.
+
+    For stages whose result is all or nothing; what a killed run left of its draft is removed first.
+    """
+    draft = folder.parent / f".{folder.name}.draft"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        former = folder.parent / f".{folder.name}.former"
+        shutil.rmtree(former, ignore_errors=True)
+        if folder.exists():
+            folder.rename(former)
+        draft.rename(folder)
+        shutil.rmtree(former, ignore_errors=True)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def versions() -> dict[str, str]:
+    """Of Python, Rein and the packages whose version can change a result; nothing is imported for it."""
+    found = {"python": platform.python_version(), "rein": __version__}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "absent"
+    return found
+
+
+def hash_input(name: str) -> str:
+    """sha256 of a file, or of names and hashes of a folder's or pattern's files; else `absent`."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return _hash_file(path)
+    if path.is_dir():
+        files = sorted(
+            file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path))
+        )
+        return _hash_all([(str(file.relative_to(path)), file) for file in files if file.name != NAME])
+    if any(sign in name for sign in "*?["):
+        return _hash_all([(found, Path(found)) for found in sorted(glob.glob(str(path), recursive=True))])
+    return "absent"
+
+
+def _hash_all(files: Sequence[tuple[str, Path]]) -> str:
+    digest = hashlib.sha256()
+    for name, file in files:
+        digest.update(f"{name}\0{_hash_file(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _hash_file(path: Path) -> str:
+    status = path.stat()
+    return _hash_content(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)  # several stages read one file
+def _hash_content(path: Path, size: int, mtime_ns: int) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        if size <= WHOLE_UP_TO:
+            while chunk := file.read(2**20):
+                digest.update(chunk)
+            return digest.hexdigest()
+        digest.update(f"{size} {mtime_ns}".encode())
+        for sample in range(SAMPLES):
+            file.seek(sample * (size - SAMPLE_BYTES) // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return f"sampled-{digest.hexdigest()}"
+
+
+def _fingerprint(recipe: Recipe, stage: str, hashes: Mapping[str, str]) -> str:
+    settings = resolved(recipe)
+    for section, keys in _NO_EFFECT.items():
+        settings[section] = {key: value for key, value in settings[section].items() if key not in keys}
+    read_by_stage = {section: settings[section] for section in (*SECTIONS.get(stage, ()), "seed", "runtime")}
+    # Names of inputs do not count, only what they hold: a run folder may be moved.
+    work = [VERSION, __version__, stage, list(hashes.values()), read_by_stage]
+    return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+
+
+def _jsonable(value: Any) -> Any:
+    """Numbers, text, lists and mappings as JSON has them; NaN becomes null, paths and numpy numbers plain."""
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_jsonable(inner) for inner in value]
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    item = value.item() if hasattr(value, "item") else value
+    if isinstance(item, float):
+        return item if abs(item) < float("inf") else None
+    return item

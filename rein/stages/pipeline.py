@@ -1,0 +1,183 @@
+"""A recipe's stages in order: each is run, or skipped where its manifest shows the same work done.
+
+Every stage goes through `run_stage`, by itself or in a pipeline: it times the stage and writes its manifest.
+`run` also writes recipe.json, summary.json and a manifest of the whole. The only place that lists the stages;
+knows nothing of what they do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rein import manifest
+from rein.config import paths
+from rein.config.load import dump, write_json
+from rein.config.recipe import Recipe, RewardSpec
+from rein.data.files import sources
+from rein.errors import ConfigError
+from rein.tracking.console import Console
+
+MODULES = {
+    "sft": "rein.stages.sft",
+    "reward": "rein.stages.reward_model",
+    "rollout": "rein.stages.rollout",
+    "score": "rein.stages.score",
+    "train": "rein.stages.train",
+    "evaluate": "rein.stages.evaluate",
+    "export": "rein.stages.export",
+    "report": "rein.stages.report",
+}
+COMPARED = ("before", "after", "lift", "lift_ci95")
+
+
+def run(recipe: Recipe, console: Console) -> dict[str, Any]:
+    """The recipe's stages, then summary.json; returns the summary."""
+    out = Path(recipe.out)
+    refuse_missing(recipe, recipe.stages)
+    dump(recipe, out / "recipe.json")
+    started, skipped = time.monotonic(), 0.0
+    for stage in recipe.stages:
+        done = _done_before(recipe, stage)
+        if done is None:
+            (out / "summary.json").unlink(missing_ok=True)  # it would tell of another run
+            console.say(f"{stage}: {paths.stage_dir(recipe, stage)}")
+            run_stage(stage, recipe, console)
+        else:
+            console.say(f"{stage}: done before ({done:.0f} s), skipped")
+            skipped += done
+        if stage == "evaluate" or stage == recipe.stages[-1]:  # the report shows the summary
+            _summarize(recipe, time.monotonic() - started + skipped)
+    summary = _summarize(recipe, time.monotonic() - started + skipped)
+    inputs = [str(paths.stage_dir(recipe, stage) / manifest.NAME) for stage in recipe.stages]
+    manifest.write(
+        out, stage="run", recipe=recipe, inputs=inputs, rows={}, facts=summary, seconds=summary["seconds"]
+    )
+    return summary
+
+
+def run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
+    """One stage, timed, with its manifest; returns its facts."""
+    folder, inputs = paths.stage_dir(recipe, stage), stage_inputs(recipe, stage)
+    refuse_missing(recipe, [stage])
+    (folder / manifest.NAME).unlink(missing_ok=True)
+    if recipe.threads is not None:
+        _limit_threads(recipe.threads)
+    entry: Callable[[Recipe, Console], dict[str, Any]] = importlib.import_module(MODULES[stage]).run
+    started = time.monotonic()
+    facts = dict(entry(recipe, console))
+    seconds = time.monotonic() - started
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest.write(
+        folder,
+        stage=stage,
+        recipe=recipe,
+        inputs=inputs,
+        rows=facts.pop("rows", {}),
+        facts=facts,
+        seconds=seconds,
+    )
+    return facts
+
+
+def stage_inputs(recipe: Recipe, stage: str) -> list[str]:
+    """The files and folders that a stage reads. Raises ConfigError when the recipe does not name one."""
+    scored_by_model = any(spec.name == "model" for spec in _rewards(recipe, stage))
+    reward_model = [paths.reward_model(recipe)] if scored_by_model else []
+    functions = [source for spec in _rewards(recipe, stage) if (source := _function_file(spec.name))]
+    match stage:
+        case "sft":
+            return [paths.base_model(recipe), *paths.sft_files(recipe)]
+        case "reward":
+            return [paths.reward_trunk(recipe), *paths.reward_files(recipe)]
+        case "rollout":
+            return [paths.rollout_policy(recipe), *paths.rollout_files(recipe)]
+        case "score":
+            return [*paths.score_files(recipe), *reward_model, *functions]
+        case "train":
+            models = [paths.start_policy(recipe, "train"), paths.critic_start(recipe)]
+            return [*models, *paths.train_files(recipe), *recipe.data.val_files, *reward_model, *functions]
+        case "evaluate":
+            before = recipe.evaluate.before or paths.start_policy(recipe, "train")
+            after = recipe.evaluate.after or paths.trained_actor(recipe)
+            return [before, after, *paths.evaluate_files(recipe), *reward_model, *functions]
+        case "export":
+            return [recipe.export.path or paths.trained_actor(recipe)]
+        case "report":
+            train, evaluate = paths.stage_dir(recipe, "train"), paths.stage_dir(recipe, "evaluate")
+            return [str(train / "metrics.jsonl"), str(evaluate)]
+    raise ConfigError(f"stages: {stage} is unknown; write some of {', '.join(MODULES)}")
+
+
+def refuse_missing(recipe: Recipe, stages: Sequence[str]) -> None:
+    """Raise before any work when an input is not there and none of `stages` before will make it.
+
+    DataError for data files, ConfigError for model folders and for what an earlier stage should have made.
+    Names of models that may be in a hub's local cache pass.
+    """
+    lists = (recipe.data.train_files, recipe.data.val_files, recipe.sft.files, recipe.reward.files)
+    data_files = {*sum(lists, []), *recipe.rollout.files, *recipe.score.files, *recipe.evaluate.files}
+    for index, stage in enumerate(stages):
+        for name in stage_inputs(recipe, stage):
+            if stage == "report" or Path(name).expanduser().exists():
+                continue
+            maker = made_by(recipe, name)
+            if maker is None and name in data_files:
+                sources([name])
+            elif maker is None and (name.startswith((".", "/", "~")) or name.count("/") != 1):
+                raise ConfigError(f"{stage}: path {name} does not exist; correct the path")
+            elif maker is not None and maker not in stages[:index]:
+                raise ConfigError(f"{stage}: {name} is not there; run `rein {maker}` with this recipe first")
+
+
+def made_by(recipe: Recipe, name: str) -> str | None:
+    """The stage whose folder holds this input; None for what the user brings."""
+    path, out = Path(name), Path(recipe.out)
+    stage = path.relative_to(out).parts[0] if path.is_relative_to(out) and path != out else ""
+    return stage if stage in MODULES else None
+
+
+def _done_before(recipe: Recipe, stage: str) -> float | None:
+    """The seconds that the stage took when the same work was done; None where it must be run."""
+    folder = paths.stage_dir(recipe, stage)
+    if not manifest.is_done(folder, manifest.fingerprint(recipe, stage, stage_inputs(recipe, stage))):
+        return None
+    return float((manifest.read(folder) or {})["seconds"])
+
+
+def _summarize(recipe: Recipe, seconds: float) -> dict[str, Any]:
+    """Write summary.json: before and after where evaluated, and what the stages took."""
+    summary: dict[str, Any] = {}
+    evaluation = paths.stage_dir(recipe, "evaluate") / "evaluation.json"
+    if "evaluate" in recipe.stages and evaluation.exists():
+        found = json.loads(evaluation.read_text(encoding="utf-8"))
+        summary = {key: found[key] for key in COMPARED if key in found}
+    done = {stage: manifest.read(paths.stage_dir(recipe, stage)) for stage in recipe.stages}
+    stages = {stage: body["seconds"] for stage, body in done.items() if body is not None}
+    summary |= {"seconds": round(seconds, 2), "stages": stages}
+    write_json(Path(recipe.out) / "summary.json", summary)
+    return summary
+
+
+def _rewards(recipe: Recipe, stage: str) -> Sequence[RewardSpec]:
+    if stage == "score":
+        return recipe.score.reward
+    truth = recipe.evaluate.reward or recipe.score.reward
+    return {"train": [*truth, *recipe.score.reward], "evaluate": truth}.get(stage, [])
+
+
+def _function_file(name: str) -> str | None:
+    """The file of a user's `pkg.mod:name`, so that editing the function counts as other work."""
+    module, colon, _ = name.partition(":")
+    file = Path(*module.split(".")).with_suffix(".py")
+    return str(file) if colon and file.exists() else None
+
+
+def _limit_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
