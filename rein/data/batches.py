@@ -1,0 +1,62 @@
+"""Numbers of rows in, lists of row numbers out: the order of an epoch, mini-batches, micro-batches.
+
+Every row is in exactly one list. Knows only counts and lengths; draws from no global generator, so nothing
+else that runs can disturb an order.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from rein.errors import ConfigError
+
+Entry = TypeVar("Entry")
+
+
+def epoch_order(n: int, seed: int, epoch: int, shuffle: bool) -> list[int]:
+    """The order of n rows in an epoch: it follows from seed and epoch alone."""
+    if not shuffle:
+        return list(range(n))
+    digest = hashlib.sha256(f"order:{seed}:{epoch}".encode()).digest()
+    generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+    return [int(row) for row in generator.permutation(n)]
+
+
+def chunks(order: Sequence[Entry], size: int) -> list[list[Entry]]:
+    """The order cut into pieces of `size`; the last holds what is left, so nothing is dropped."""
+    if size < 1:
+        raise ConfigError(f"batch size: {size} rows; give 1 or more")
+    return [list(order[start : start + size]) for start in range(0, len(order), size)]
+
+
+def micro_batches(lengths: Sequence[int], budget: int, max_rows: int | None = None) -> list[list[int]]:
+    """Rows grouped so that a group's tokens fit the budget; longest first, so that like lengths lie together.
+
+    A row above the budget is alone in its group (`over_budget` names such rows). Raises ConfigError for a
+    budget or `max_rows` below 1, which no row could fit.
+    """
+    if budget < 1:
+        raise ConfigError(f"token budget: {budget}; give 1 or more")
+    if max_rows is not None and max_rows < 1:
+        raise ConfigError(f"micro-batch size: {max_rows} rows; give 1 or more")
+    groups: list[list[int]] = []
+    used = 0
+    for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        full = (
+            not groups
+            or used + lengths[row] > budget
+            or (max_rows is not None and len(groups[-1]) >= max_rows)
+        )
+        if full:
+            groups.append([])
+            used = 0
+        groups[-1].append(row)
+        used += lengths[row]
+    return groups
+
+
+def over_budget(lengths: Sequence[int], budget: int) -> list[int]:
+    """The rows that are longer than the budget: each is a micro-batch of its own and may need more memory."""
+    return [row for row, length in enumerate(lengths) if length > budget]

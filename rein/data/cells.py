@@ -1,0 +1,178 @@
+"""One cell in, one typed value out: a column's value as text, messages, ids, numbers or a struct, or BadRow.
+
+Lists and structs may come as JSON text. A missing cell is None. Knows no column's meaning.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from rein.data.rejects import BadRow
+from rein.types import Floats, Ids, Mask, Message
+
+
+def at(row: Mapping[str, Any], key: str) -> Any:
+    """The value under a dotted key: `extra_info.question` reaches into structs, JSON text of one too."""
+    if key in row:
+        return row[key]
+    root, _, rest = key.partition(".")
+    value = row.get(root)
+    if not rest or value is None:
+        return None
+    return at(struct(value, root), rest)
+
+
+def text(value: Any, name: str) -> str:
+    """A string that is valid Unicode."""
+    if not isinstance(value, str):
+        raise BadRow("wrong type", f"{name} is {_kind(value)}, not text")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadRow("wrong type", f"{name} is not valid Unicode at character {error.start}") from error
+    return value
+
+
+def messages_or_text(value: Any, name: str) -> list[Message] | str:
+    """Chat messages, the JSON text of some, one message, or plain text."""
+    if isinstance(value, str):
+        found = _messages_in(value)
+        if found is None:
+            return text(value, name)
+        value = found
+    if isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, list):
+        raise BadRow("wrong type", f"{name} is {_kind(value)}, not text or a list of messages")
+    if not value:
+        raise BadRow("no tokens", f"{name} is an empty list of messages")
+    return [_message(turn, f"{name}[{i}]") for i, turn in enumerate(value)]
+
+
+def ids(value: Any, name: str, vocab_size: int) -> Ids | None:
+    """Token ids, untouched; one outside of the vocabulary is named."""
+    array = _array(value, name)
+    if array is None:
+        return None
+    if array.size and array.dtype.kind not in "iu":
+        raise BadRow("wrong type", f"{name} holds {_content(array)}, not integers")
+    outside = np.flatnonzero((array < 0) | (array >= vocab_size)) if array.size else array
+    if outside.size:
+        place = int(outside[0])
+        raise BadRow(
+            "id outside of the vocabulary", f"{name}[{place}] is {array[place]}, vocabulary {vocab_size}"
+        )
+    return array.astype(np.int64)
+
+
+def floats(value: Any, name: str) -> Floats | None:
+    """Numbers, one a token; a null among them becomes NaN."""
+    array = _array(value, name)
+    if array is None:
+        return None
+    if array.dtype == object and all(v is None or isinstance(v, int | float) for v in array):
+        array = np.array([math.nan if v is None else v for v in array])
+    if array.size and array.dtype.kind not in "iuf":
+        raise BadRow("wrong type", f"{name} holds {_content(array)}, not numbers")
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
+
+
+def mask(value: Any, name: str) -> Mask | None:
+    """True, False, 1 or 0, one a token."""
+    array = _array(value, name)
+    if array is None:
+        return None
+    if array.size and (array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all()):
+        raise BadRow("wrong type", f"{name} holds {_content(array)}, not true and false")
+    return array.astype(np.bool_)
+
+
+def number(value: Any, name: str) -> float | None:
+    """A number; true and false count as 1 and 0. NaN passes: what it means is the column's matter."""
+    if value is None:
+        return None
+    if isinstance(value, bool | int | float | Decimal | np.number | np.bool_):
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise BadRow("wrong type", f"{name} is too large for a number") from error
+    raise BadRow("wrong type", f"{name} is {_kind(value)}, not a number")
+
+
+def struct(value: Any, name: str) -> dict[str, Any]:
+    """A struct, or the JSON text of one; an absent one is empty."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        value = _json(value, value)
+    if isinstance(value, dict):
+        return value
+    raise BadRow("wrong type", f"{name} is {_kind(value)}, not a struct")
+
+
+def label(value: Any, name: str) -> str:
+    """A short name: text, or a whole number as text; absent is empty."""
+    if value is None:
+        return ""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(int(value)) if math.isfinite(value) and value == int(value) else str(value)
+    return text(value, name)
+
+
+def _message(value: Any, name: str) -> Message:
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        raise BadRow("wrong type", f"{name} is no message: it needs a role and content")
+    content = value.get("content")
+    if isinstance(content, list) and all(
+        isinstance(p, dict) and isinstance(p.get("text"), str) for p in content
+    ):
+        content = "".join(part["text"] for part in content)
+    if content is None and value.get("tool_calls"):
+        content = ""
+    return {**value, "content": text(content, f"{name}.content")}
+
+
+def _messages_in(value: str) -> list[Any] | None:
+    """The messages that a text holds as JSON; None where it is just text."""
+    if not value.lstrip().startswith("["):
+        return None
+    found = _json(value, None)
+    if isinstance(found, list) and found and all(isinstance(turn, dict) and "role" in turn for turn in found):
+        return found
+    return None
+
+
+def _array(value: Any, name: str) -> np.ndarray[Any, Any] | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = _json(value, value)
+    if not isinstance(value, list | tuple | np.ndarray):
+        raise BadRow("wrong type", f"{name} is {_kind(value)}, not a list")
+    if any(isinstance(item, list | dict | str) for item in value):
+        raise BadRow("wrong type", f"{name} holds lists, structs or text, not numbers")
+    try:
+        return np.asarray(value)
+    except (ValueError, OverflowError) as error:
+        raise BadRow("wrong type", f"{name} is no list of numbers") from error
+
+
+def _json(value: str, otherwise: Any) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return otherwise
+
+
+def _kind(value: Any) -> str:
+    names = {"NoneType": "missing", "str": "text", "dict": "a struct", "list": "a list"}
+    return names.get(type(value).__name__, f"a {type(value).__name__}")
+
+
+def _content(array: np.ndarray[Any, Any]) -> str:
+    return "nulls or mixed values" if array.dtype == object else f"{array.dtype} values"

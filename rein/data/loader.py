@@ -1,0 +1,179 @@
+"""Files in, typed rows out, with every row accounted for: len(rows) + len(rejects) == total.
+
+One loader serves training and whatever looks at data before it. A row that cannot be used becomes a Reject
+that says where and why; more than data.max_bad_fraction of them raise DataError (data/rejects.py). What a
+row of each kind means is in rows_*.py; this knows which columns a file must have, and what to say where it
+lacks them.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from rein.config.recipe import Data
+from rein.data import schemas as s
+from rein.data.files import Files, Source, sources
+from rein.data.parquet import Row, columns_of, no_rows, source_rows
+from rein.data.rejects import BadRow, Loaded, Reject, judge, write_rejects
+from rein.data.rows_pairs import read_both, read_pair
+from rein.data.rows_prompts import Reading, read_prompt
+from rein.data.rows_sft import read_demonstration
+from rein.data.rows_trajectories import read_trajectory
+from rein.data.tokenize import Encoder
+from rein.types import Demonstration, PreferencePair, Prompt, Trajectory
+
+__all__ = [
+    "Loaded",
+    "Reject",
+    "load_demonstrations",
+    "load_pairs",
+    "load_prompts",
+    "load_trajectories",
+    "write_rejects",
+]
+
+Item = TypeVar("Item")
+Reader = Callable[[str, Row], list[Item | Reject]]
+Choose = Callable[
+    [Source, list[str]], tuple[set[str], Reader[Item]]
+]  # a file's columns -> those read, and how
+
+_CONTEXT = {s.REWARD_MODEL, s.GROUND_TRUTH, s.DATA_SOURCE, s.EXTRA_INFO}
+_PROMPT_COLUMNS = {s.PROMPT, s.PROMPT_IDS, *_CONTEXT}
+_TRAJECTORY_COLUMNS = {*s.TRAJECTORIES.names, *_CONTEXT} - {s.ABILITY, s.BASELINE_SCORE}
+_PAIR_COLUMNS = {s.PROMPT, s.CHOSEN, s.REJECTED, s.MARGIN, s.GROUP, *_CONTEXT}
+NAMES_SHOWN = 3
+
+
+def load_prompts(files: Files, encoder: Encoder, data: Data) -> Loaded[Prompt]:
+    """Prompts in verl's layout: messages, JSON text of them, or one user turn."""
+    reading = Reading(encoder, data)
+
+    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Prompt]]:
+        _need(source, columns, (s.PROMPT, s.PROMPT_IDS))
+        return _PROMPT_COLUMNS, lambda where, row: [read_prompt(where, row, reading)]
+
+    return _collect(files, reading, choose)
+
+
+def load_trajectories(
+    files: Files, encoder: Encoder, data: Data, *, scored: bool = False
+) -> Loaded[Trajectory]:
+    """Stored responses; of a preferences file both responses, unscored and of unknown behavior.
+
+    `scored` rejects rows without a score. Raises DataError for a file of bare prompts, and where
+    data.behavior is `stored` but nothing is.
+    """
+    reading = Reading(encoder, data)
+
+    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Trajectory]]:
+        pairs = {s.CHOSEN, s.REJECTED} <= set(columns)
+        if not pairs:
+            rollout = "add rollout to `stages`, or give a file that has responses"
+            _need(source, columns, (s.RESPONSE, s.RESPONSE_IDS), rollout)
+            _need(source, columns, (s.PROMPT, s.PROMPT_IDS))
+        if scored:
+            _need(source, columns, (s.SCORE, s.TOKEN_LEVEL_SCORES), "add score to `stages`, or store scores")
+        if data.behavior == "stored":
+            _need(source, columns, (s.BEHAVIOR_LOG_PROBS,), "or set data.behavior=unknown")
+        if pairs:
+            return _PAIR_COLUMNS, lambda where, row: read_both(where, row, reading)
+        return _TRAJECTORY_COLUMNS, lambda where, row: [read_trajectory(where, row, reading, scored=scored)]
+
+    return _collect(files, reading, choose)
+
+
+def load_pairs(files: Files, encoder: Encoder, data: Data) -> Loaded[PreferencePair]:
+    """Preference pairs, in any of the three layouts of rows_pairs."""
+    reading = Reading(encoder, data)
+
+    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[PreferencePair]]:
+        _need(source, columns, (s.CHOSEN,))
+        _need(source, columns, (s.REJECTED,))
+        return _PAIR_COLUMNS, lambda where, row: [read_pair(where, row, reading)]
+
+    return _collect(files, reading, choose)
+
+
+def load_demonstrations(
+    files: Files,
+    encoder: Encoder,
+    data: Data,
+    *,
+    prompt_key: str = s.PROMPT,
+    response_key: str = s.RESPONSE,
+) -> Loaded[Demonstration]:
+    """Rows to imitate: prompt and response under the keys given (dots reach into structs), or `messages`."""
+    reading = Reading(encoder, data)
+    roots = {prompt_key, prompt_key.partition(".")[0], response_key, response_key.partition(".")[0]}
+    before = encoder.untrained_turns
+
+    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Demonstration]]:
+        if s.MESSAGES not in columns and not (response_key == s.RESPONSE and s.RESPONSE_IDS in columns):
+            for key, name in ((prompt_key, "sft.prompt_key"), (response_key, "sft.response_key")):
+                root = key if key in columns else key.partition(".")[0]
+                _need(source, columns, (root,), f"or set {name} to the column to use")
+        wanted = {*roots, s.MESSAGES, s.PROMPT, s.PROMPT_IDS, s.RESPONSE_IDS, s.RESPONSE_MASK}
+        return wanted, lambda where, row: [
+            read_demonstration(where, row, reading, prompt_key=prompt_key, response_key=response_key)
+        ]
+
+    loaded = _collect(files, reading, choose)
+    if skipped := encoder.untrained_turns - before:
+        loaded.notes.append(
+            f"{skipped} earlier assistant turns are rewritten by the chat template: not trained"
+        )
+    return loaded
+
+
+def stream(found: list[Source], choose: Choose[Item]) -> Iterator[Item | Reject]:
+    """Every row as what it is or why it cannot be used, in the files' order, a row group at a time."""
+    for source in found:
+        columns, unreadable = columns_of(source), list[Reject]()
+        if not columns:  # JSON without a single object: each row says so itself
+            columns = [s.PROMPT, s.RESPONSE, s.CHOSEN, s.REJECTED, s.MESSAGES]
+        wanted, read = choose(source, columns)
+
+        def bad(where: str, reason: str, into: list[Reject] = unreadable) -> None:
+            into.append(Reject(where, reason, "unreadable"))
+
+        for where, row in source_rows(source, wanted, bad):
+            yield from unreadable
+            unreadable.clear()
+            try:
+                items = read(where, row)
+            except BadRow as wrong:
+                items = [Reject(where, wrong.reason, wrong.kind)]
+            yield from items
+        yield from unreadable
+
+
+def _collect(files: Files, reading: Reading, choose: Choose[Item]) -> Loaded[Item]:
+    found = sources(files)
+    loaded = Loaded[Item]([], [], 0)
+    for item in stream(found, choose):
+        if isinstance(item, Reject):
+            loaded.rejects.append(item)
+        else:
+            loaded.rows.append(item)
+    loaded.total = len(loaded.rows) + len(loaded.rejects)
+    if not loaded.total:
+        raise no_rows(found)
+    names = ", ".join(source.name for source in found[:NAMES_SHOWN])
+    names += f" and {len(found) - NAMES_SHOWN} more" if len(found) > NAMES_SHOWN else ""
+    loaded.notes += judge(
+        names,
+        loaded.rejects,
+        loaded.total,
+        max_bad_fraction=reading.data.max_bad_fraction,
+        truncation=reading.data.truncation,
+    )
+    for what, count in reading.noticed.items():
+        if count:
+            loaded.notes.append(f"{names}: {count} of {loaded.total} rows: {what}")
+    return loaded
+
+
+def _need(source: Source, columns: list[str], any_of: tuple[str, ...], do: str = "") -> None:
+    """Raise DataError, naming the nearest column, where the file has none of these."""
+    if not set(any_of) & set(columns):
+        raise s.missing(source.name, any_of[0], columns, do)
