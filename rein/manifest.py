@@ -57,6 +57,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "report": (),
 }
 _NO_EFFECT = {"trainer": ("logger", "save_freq")}
+_ONLY_TRAIN = {"data": ("train_batch_size", "val_files", "behavior")}
 
 
 def write(
@@ -190,7 +191,7 @@ def _hash_content(path: Path, size: int, mtime_ns: int) -> str:
 
 def _fingerprint(recipe: Recipe, stage: str, hashes: Mapping[str, str]) -> str:
     settings = resolved(recipe)
-    for section, keys in _NO_EFFECT.items():
+    for section, keys in (_NO_EFFECT if stage == "train" else _ONLY_TRAIN).items():
         settings[section] = {key: value for key, value in settings[section].items() if key not in keys}
     read_by_stage = {section: settings[section] for section in (*SECTIONS.get(stage, ()), "seed", "runtime")}
     # Names of inputs do not count, only what they hold: a run folder may be moved.

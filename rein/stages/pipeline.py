@@ -119,8 +119,9 @@ def refuse_missing(recipe: Recipe, stages: Sequence[str]) -> None:
     DataError for data files, ConfigError for model folders and for what an earlier stage should have made.
     Names of models that may be in a hub's local cache pass.
     """
-    lists = (recipe.data.train_files, recipe.data.val_files, recipe.sft.files, recipe.reward.files)
-    data_files = {*sum(lists, []), *recipe.rollout.files, *recipe.score.files, *recipe.evaluate.files}
+    data_files = {*recipe.data.train_files, *recipe.data.val_files}
+    for section in (recipe.sft, recipe.reward, recipe.rollout, recipe.score, recipe.evaluate):
+        data_files |= set(section.files)
     for index, stage in enumerate(stages):
         for name in stage_inputs(recipe, stage):
             if stage == "report" or Path(name).expanduser().exists():

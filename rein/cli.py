@@ -1,0 +1,201 @@
+"""The command line: `rein VERB RECIPE [key=value ...]` in, work done and an exit code out.
+
+Stages and commands are imported only when they run, so help is instant. An error is one line on stderr; its
+class decides the exit code. Knows no stage's insides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from difflib import get_close_matches
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from rein import __version__
+from rein.errors import ConfigError, Interrupted, ReinError
+
+if TYPE_CHECKING:
+    from rein.config.recipe import Recipe
+    from rein.tracking.console import Console
+
+STAGES = {
+    "sft": "fine-tune on prompt + response or chat messages",
+    "reward": "train a reward model from preference pairs",
+    "rollout": "stored prompts -> trajectories with token ids and log-probs",
+    "score": "score trajectories: rules, a reward model, your function",
+    "train": "offline PPO: scored trajectories -> a better actor",
+    "evaluate": "accuracy before and after on fresh prompts, with interval",
+    "export": "the result as a Hugging Face folder",
+    "report": "one HTML page: curves, before and after, samples",
+}
+COMMANDS = {
+    "run": "the recipe's stages in order, skipping what is done",
+    "demo": "from nothing to a better model, here, in minutes",
+    "check": "print the plan and a memory estimate, loading no weights",
+}
+EXAMPLES = {
+    "sft": "rein sft recipe.yaml sft.optim.lr=1e-5",
+    "reward": "rein reward recipe.yaml reward.files=pairs.parquet",
+    "rollout": "rein rollout recipe.yaml rollout.n=8 rollout.temperature=0.7",
+    "score": "rein score recipe.yaml score.reward=my_pkg.rewards:politeness",
+    "train": "rein train recipe.yaml data.train_batch_size=256 actor.optim.lr=1e-6 out=runs/first",
+    "evaluate": "rein evaluate recipe.yaml evaluate.files=test.parquet",
+    "export": "rein export recipe.yaml export.to=models/better",
+    "report": "rein report recipe.yaml",
+    "run": "rein run recipe.yaml seed=1 out=runs/seed1",
+    "demo": "rein demo reward=noisy seed=1",
+    "check": "rein check recipe.yaml --try",
+}
+EPILOG = """\
+RECIPE is a YAML file or the name of a packaged one (demo); key=value overrides it, and alone makes a recipe.
+exit codes: 0 done, 2 usage or recipe, 3 data, 4 stopped or paused by a guard, 5 gate failed,
+6 snapshot or disk, 7 engine, 8 your function raised, 9 out of memory, 130/143 interrupted (state saved)
+"""
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with one-line errors that name the nearest verb."""
+
+    def error(self, message: str) -> NoReturn:
+        if "invalid choice" in message:
+            word = message.split("'")[1]
+            close = get_close_matches(word, [*STAGES, *COMMANDS], n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join((*STAGES, *COMMANDS))}"
+            message = f"{word} is no verb; {hint}"
+        if "required: RECIPE" in message:
+            message = "the recipe is missing; give a YAML file, a packaged name or key=value words"
+        raise ConfigError(f"{self.prog}: {message.removesuffix('.')} (see {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit code; no traceback without --debug."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    former = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        if not words:
+            _parser().print_help(sys.stderr)
+            return 2
+        # Options take no values, so they may stand anywhere: argparse wants them before a list of words.
+        _dispatch(_parser().parse_args([*words[:1], *sorted(words[1:], key=lambda w: not w.startswith("-"))]))
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            traceback.print_exc()
+        code, message = exit_code(error)
+        if message:
+            print(f"error: {message}", file=sys.stderr)
+        return code
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    return 0
+
+
+def exit_code(error: BaseException) -> tuple[int, str]:
+    """The exit code of an error and what to say of it in one line."""
+    message = " ".join(str(error).split())
+    if isinstance(error, ReinError):
+        return error.exit_code, message
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "interrupted: finished stages are kept; the same command goes on from there"
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141, ""
+    if _out_of_memory(error):
+        return 9, f"out of memory: {message or 'no detail'}; lower ppo_max_token_len_per_gpu or batch_size"
+    if isinstance(error, OSError) and error.errno in _DISK:
+        return 6, f"{error.filename or 'disk'}: {error.strerror}; free space, or write elsewhere with out=DIR"
+    return 1, f"unexpected {type(error).__name__}: {message}; run again with --debug to see where"
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    # By name and words: torch must not be imported to look at an error.
+    words = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "CUDA out of memory")
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or (isinstance(error, RuntimeError | OSError) and any(word in str(error) for word in words))
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Interrupted("terminated: finished stages are kept; the same command goes on from there", number)
+
+
+def _dispatch(arguments: argparse.Namespace) -> None:
+    from rein.tracking.console import Console
+
+    console = Console()
+    if arguments.verb == "demo":
+        from rein.commands import demo
+
+        demo.run(arguments.words, console)
+        return
+    recipe = _recipe(arguments, console)
+    if arguments.verb == "check":
+        from rein.commands import check
+
+        check.run(recipe, console, rehearse=arguments.rehearse)
+        return
+    from rein.stages import pipeline
+
+    if arguments.verb == "run":
+        pipeline.run(recipe, console)
+    else:
+        pipeline.run_stage(arguments.verb, recipe, console)
+
+
+def _recipe(arguments: argparse.Namespace, console: Console) -> Recipe:
+    from rein.config.load import load
+
+    source, words = arguments.recipe, arguments.words
+    if "=" in source and not os.path.exists(source):
+        source, words = None, [source, *words]
+    recipe, notes = load(source, words)
+    for note in notes:
+        console.say(f"note: {note}")
+    return recipe
+
+
+def _parser() -> _Parser:
+    shared = _Parser(add_help=False)
+    shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser = _Parser(
+        prog="rein",
+        description="Train language models with PPO actor-critic from data you already have.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[shared],
+    )
+    parser.add_argument("--version", action="version", version=f"rein {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs")
+    for verb, phrase in (STAGES | COMMANDS).items():
+        sub = verbs.add_parser(
+            verb,
+            help=phrase,
+            description=f"{phrase[0].upper()}{phrase[1:]}.",
+            epilog=f"example: {EXAMPLES[verb]}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            parents=[shared],
+        )
+        if verb != "demo":
+            sub.add_argument("recipe", metavar="RECIPE", help="a YAML file, or the name of a packaged recipe")
+        sub.add_argument(
+            "words", metavar="key=value", nargs="*", help="override a key, e.g. seed=3 out=runs/x"
+        )
+        if verb == "check":
+            sub.add_argument(
+                "--try",
+                dest="rehearse",
+                action="store_true",
+                help="also run two updates on 16 of the real rows and throw them away",
+            )
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
