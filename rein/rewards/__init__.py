@@ -21,7 +21,7 @@ from rein.rewards.rules import format, length
 from rein.rewards.user import user_reward
 from rein.tables import lookup, nearest
 
-__all__ = ["REWARDS", "Mix", "build", "uses_model", "part_metrics"]
+__all__ = ["REWARDS", "Mix", "build", "part_metrics", "uses_model"]
 
 
 def build(specs: Sequence[RewardSpec], *, scorer: Scorer | None) -> Mix:

@@ -54,7 +54,7 @@ def open_trackers(
     from_number: int,
     warn: Callable[[str], None] = _to_stderr,
 ) -> Fanout:
-    """The trackers of `trainer.logger`, and metrics.jsonl always; `from_number` is where a resumed run goes on.
+    """The trackers of `trainer.logger`, and metrics.jsonl always. A resumed run gives where it goes on from.
 
     Raises ConfigError for an unknown name, and whatever says that a tracker cannot be opened.
     """

@@ -9,7 +9,7 @@ import torch
 
 from rein.config.recipe import RewardSpec
 from rein.errors import ConfigError, EngineError, UserCodeError
-from rein.rewards import REWARDS, build, uses_model, part_metrics
+from rein.rewards import REWARDS, build, part_metrics, uses_model
 from rein.types import TokenRow, Trajectory
 
 OPTIONS: dict[str, dict[str, Any]] = {"format": {"pattern": "x"}, "noisy": {"of": "gsm8k"}}
@@ -110,11 +110,18 @@ def test_the_mix_is_the_weighted_sum_and_none_wins(row: Callable[..., Trajectory
     assert metrics["score/format/mean"] == 0.75
 
 
-def test_the_reward_model_is_read_in_batches(row: Callable[..., Trajectory]) -> None:
+def test_the_reward_model_reads_as_many_rows_as_fit(row: Callable[..., Trajectory]) -> None:
     scorer = LengthScorer()
-    specs = [RewardSpec(name="model", options={"batch_size": 2})]
-    assert build(specs, scorer=scorer)([row("", tokens=n) for n in range(5)]) == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert scorer.batches == [2, 2, 1]
+    specs = [RewardSpec(name="model", options={"max_tokens": 8})]
+    assert build(specs, scorer=scorer)([row("", tokens=n) for n in (0, 4, 1, 20, 4, 0)]) == [
+        0,
+        4,
+        1,
+        20,
+        4,
+        0,
+    ]
+    assert scorer.batches == [2, 1, 1, 2]  # two prompt tokens each; the long row goes alone
     assert uses_model(specs)
     assert uses_model([RewardSpec(name="noisy", options={"of": "model"})])
     assert not uses_model([RewardSpec(name="noisy", options={"of": "gsm8k"})])

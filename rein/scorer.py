@@ -1,0 +1,75 @@
+"""A frozen reward model whose scores are kept: what one stage has paid for, a later stage or run reads from
+the cache.
+
+Rows in, one fp32 number each out. Knows no recipe; the key of the cache is the content of the model's folder.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rein.data.cache import ScoreCache
+from rein.models.load import model_folder, weights_hash
+from rein.models.reward_model import load_reward_model
+from rein.protocols import Scorer
+from rein.types import Floats, TokenRow
+
+KIND = "score"
+SHARD_ROWS = 4096  # new scores held in memory before they are written
+
+
+class CachedScorer:
+    """Implements protocols.Scorer: asks the model only about rows that the cache does not know."""
+
+    def __init__(self, load: Callable[[], Scorer], cache: ScoreCache) -> None:
+        self.cache = cache
+        self._load = load
+        self._scorer: Scorer | None = None
+        self._new: dict[str, Floats] = {}
+
+    def scores(self, rows: Sequence[TokenRow]) -> Tensor:
+        """[B], fp32"""
+        keys = [_key(row) for row in rows]
+        known = {key: self._known(key) for key in keys}
+        missing = {key: row for key, row in zip(keys, rows, strict=True) if known[key] is None}
+        if missing:
+            if self._scorer is None:
+                self._scorer = self._load()
+            with torch.no_grad():
+                found = self._scorer.scores(list(missing.values())).float().cpu().numpy()
+            fresh = {
+                key: np.array([score], dtype=np.float32) for key, score in zip(missing, found, strict=True)
+            }
+            self._new |= fresh
+            known |= fresh
+            if len(self._new) >= SHARD_ROWS:
+                self.keep()
+        return torch.tensor([float(scores[0]) for key in keys if (scores := known[key]) is not None])
+
+    def keep(self) -> None:
+        """Write what is new since the last call."""
+        self.cache.add(self._new)
+        self._new = {}
+
+    def _known(self, key: str) -> Floats | None:
+        new = self._new.get(key)
+        return self.cache.get(key) if new is None else new
+
+
+def open_scorer(path: str, cache_dir: Path) -> CachedScorer:
+    """The reward model of a folder, in fp32, with the run's cache."""
+    folder = model_folder(path, "score.path")
+    cache = ScoreCache(cache_dir, KIND, f"{weights_hash(Path(folder))}/float32")
+    return CachedScorer(lambda: load_reward_model(path, dtype="float32"), cache)
+
+
+def _key(row: TokenRow) -> str:
+    """Content hash of what a reward model sees of a row."""
+    digest = hashlib.blake2b(digest_size=16)
+    for ids in (row.prompt_ids, row.response_ids):
+        digest.update(len(ids).to_bytes(8, "little") + np.ascontiguousarray(ids, dtype=np.int64).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,132 @@
+"""Trajectories -> scores: by rules, a reward model, the user's function, or a weighted mix.
+
+Writes score/trajectories.parquet, which is the file that was read with a `score` column: ids, log-probs and
+the user's own columns stay. Rows that cannot be scored go to rejects.jsonl, so rows in = rows scored +
+rejects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rein.config import paths
+from rein.config.recipe import Recipe
+from rein.data import schemas
+from rein.data.files import sources
+from rein.data.loader import load_trajectories, write_rejects
+from rein.data.parquet import Row, columns_of, metadata_of, read_rows, write_rows
+from rein.data.rejects import Reject, judge
+from rein.data.tokenize import Encoder
+from rein.models.load import load_tokenizer, stop_ids
+from rein.rewards import Mix, build, part_metrics, uses_model
+from rein.scorer import CachedScorer, open_scorer
+from rein.tracking.console import Console
+from rein.types import Trajectory
+
+CHUNK = 256  # rows between two steps of the progress bar
+# Columns that a Trajectory does not hold as the file had them, and those of pairs, which two rows replace.
+KEPT_AS_STORED = frozenset({schemas.ABILITY, schemas.BASELINE_SCORE, schemas.REWARD_MODEL})
+REPLACED = frozenset(
+    {schemas.CHOSEN, schemas.REJECTED, schemas.MARGIN, schemas.MESSAGES, schemas.GROUND_TRUTH}
+)
+KEPT_NOTES = ("rein.log_prob_diff_max", "rein.behavior_policy")  # what rollout notes in its file's metadata
+
+Scores = dict[str, list[float | None]]
+
+
+def run(recipe: Recipe, console: Console) -> dict[str, Any]:
+    """Score every trajectory of score.files with score.reward."""
+    files, folder = paths.score_files(recipe), paths.stage_dir(recipe, "score")
+    needed = uses_model(recipe.score.reward)
+    scorer = open_scorer(paths.reward_model(recipe), paths.cache_dir(recipe)) if needed else None
+    mix = build(recipe.score.reward, scorer=scorer)
+    loaded = load_trajectories(files, _encoder(recipe), recipe.data, scored=False)
+    for note in loaded.notes:
+        console.say(f"data: {note}")
+    by_part = _score(mix, loaded.rows, scorer, console)
+    rows: list[Trajectory] = []
+    rejects = list(loaded.rejects)
+    for index, (row, score) in enumerate(zip(loaded.rows, mix.total(by_part), strict=True)):
+        if score is None:
+            blind = [name for name, scores in by_part.items() if scores[index] is None]
+            rejects.append(Reject(row.where, f"no ground truth that {', '.join(blind)} can use", "no score"))
+        else:
+            rows.append(row.with_score(score))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_rejects(folder / "rejects.jsonl", rejects)
+    data = recipe.data
+    judge(
+        ", ".join(files),
+        rejects,
+        loaded.total,
+        max_bad_fraction=data.max_bad_fraction,
+        truncation=data.truncation,
+    )
+    _write(files, folder / "trajectories.parquet", rows)
+    facts = _facts(rows, by_part)
+    if scorer is not None:
+        facts["cache"] = {"hits": scorer.cache.hits, "misses": scorer.cache.misses}
+    console.say(
+        f"scores: {len(rows)} of {loaded.total} rows, {len(rejects)} rejected; "
+        f"mean {facts['score/mean']:.4g}, from {facts['score/min']:.4g} to {facts['score/max']:.4g}"
+    )
+    return {"rows": {"in": loaded.total, "rejected": len(rejects), "scored": len(rows)}, **facts}
+
+
+def _encoder(recipe: Recipe) -> Encoder:
+    start = paths.start_policy(recipe, "score")
+    tokenizer = load_tokenizer(start, trust_remote_code=recipe.model.trust_remote_code)
+    ends = set(stop_ids(start, tokenizer))
+    return Encoder(tokenizer, apply_chat_template=recipe.data.apply_chat_template, stop_ids=ends)
+
+
+def _score(mix: Mix, rows: Sequence[Trajectory], scorer: CachedScorer | None, console: Console) -> Scores:
+    """What each part says of each row."""
+    by_part: Scores = {part.name: [] for part in mix.parts}
+    with console.progress(len(rows), "score") as advance:
+        for begin in range(0, len(rows), CHUNK):
+            chunk = rows[begin : begin + CHUNK]
+            for name, scores in mix.by_part(chunk).items():
+                by_part[name].extend(scores)
+            advance(len(chunk))
+    if scorer is not None:
+        scorer.keep()
+    return by_part
+
+
+def _facts(rows: Sequence[Trajectory], by_part: Scores) -> dict[str, Any]:
+    scores = np.array([row.score for row in rows], dtype=np.float64)
+    facts = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
+    return {f"score/{name}": float(value) for name, value in facts.items()} | part_metrics(by_part)
+
+
+def _write(files: Sequence[str], path: Path, rows: Sequence[Trajectory]) -> None:
+    """The rows with every column they came with. Columns without a name in the schema become free ones."""
+    found = sources(files)
+    columns = dict.fromkeys(name for source in found for name in columns_of(source))
+    own = [name for name in columns if name not in {*schemas.TRAJECTORIES.names, *REPLACED}]
+    kept = [*own, *(name for name in columns if name in KEPT_AS_STORED)]
+    stored: Mapping[str, Row] = {}
+    if kept:
+        wanted = {row.where.removesuffix(" chosen").removesuffix(" rejected") for row in rows}
+        stored = {where: row for where, row in read_rows(files, kept, bad=_passed_over) if where in wanted}
+    free = [pa.field(name, pa.string(), metadata={schemas.FREE_KEY: b"1"}) for name in own]
+    schema = pa.schema([*schemas.TRAJECTORIES, *free], metadata=schemas.TRAJECTORIES.metadata)
+    lines = []
+    for row in rows:
+        where = row.where.removesuffix(" chosen").removesuffix(" rejected")
+        as_stored = {name: value for name, value in stored.get(where, {}).items() if value is not None}
+        lines.append(schemas.trajectory_row(row) | as_stored)
+    notes = {
+        name: note for source in found for name, note in metadata_of(source).items() if name in KEPT_NOTES
+    }
+    write_rows(path, lines, schema, notes)
+
+
+def _passed_over(where: str, reason: str) -> None:
+    """The loader has rejected this row already."""
