@@ -52,19 +52,17 @@ class FastTokenizer:
             self.backend_tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
         )
 
-    def apply_chat_template(
-        self, messages: Any, *, tokenize: bool = True, add_generation_prompt: bool = False
-    ) -> str | list[int]:
+    def apply_chat_template(self, messages: Any, **options: Any) -> str | list[int]:
         """The messages as the template writes them, as text or ids; raises whatever the template raises."""
         template = _environment().from_string(str(self.chat_template))
         text = template.render(
             messages=messages,
             tools=None,
             documents=None,
-            add_generation_prompt=add_generation_prompt,
+            add_generation_prompt=options.get("add_generation_prompt", False),
             **self.special,
         )
-        return self.encode(text, add_special_tokens=False) if tokenize else text
+        return self.encode(text, add_special_tokens=False) if options.get("tokenize", True) else text
 
     def save_pretrained(self, path: str) -> NoReturn:
         raise NotImplementedError("this tokenizer is for looking at data only")

@@ -20,6 +20,7 @@ from rein.config.load import dump, write_json
 from rein.config.recipe import Recipe, RewardSpec
 from rein.data.files import sources
 from rein.errors import ConfigError
+from rein.rewards import build, uses_model
 from rein.tracking.console import Console
 
 MODULES = {
@@ -38,7 +39,7 @@ COMPARED = ("before", "after", "lift", "lift_ci95")
 def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """The recipe's stages, then summary.json; returns the summary."""
     out = Path(recipe.out)
-    refuse_missing(recipe, recipe.stages)
+    preflight(recipe, recipe.stages)
     dump(recipe, out / "recipe.json")
     started, skipped = time.monotonic(), 0.0
     for stage in recipe.stages:
@@ -63,7 +64,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
 def run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
     """One stage, timed, with its manifest; returns its facts."""
     folder, inputs = paths.stage_dir(recipe, stage), stage_inputs(recipe, stage)
-    refuse_missing(recipe, [stage])
+    preflight(recipe, [stage])
     (folder / manifest.NAME).unlink(missing_ok=True)
     if recipe.threads is not None:
         _limit_threads(recipe.threads)
@@ -86,9 +87,9 @@ def run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
 
 def stage_inputs(recipe: Recipe, stage: str) -> list[str]:
     """The files and folders that a stage reads. Raises ConfigError when the recipe does not name one."""
-    scored_by_model = any(spec.name == "model" for spec in _rewards(recipe, stage))
-    reward_model = [paths.reward_model(recipe)] if scored_by_model else []
-    functions = [source for spec in _rewards(recipe, stage) if (source := _function_file(spec.name))]
+    specs = _rewards(recipe, stage)
+    reward_model = [paths.reward_model(recipe)] if uses_model(specs) else []
+    functions = [source for spec in specs if (source := _function_file(spec.name))]
     match stage:
         case "sft":
             return [paths.base_model(recipe), *paths.sft_files(recipe)]
@@ -113,16 +114,16 @@ def stage_inputs(recipe: Recipe, stage: str) -> list[str]:
     raise ConfigError(f"stages: {stage} is unknown; write some of {', '.join(MODULES)}")
 
 
-def refuse_missing(recipe: Recipe, stages: Sequence[str]) -> None:
-    """Raise before any work when an input is not there and none of `stages` before will make it.
+def preflight(recipe: Recipe, stages: Sequence[str]) -> None:
+    """Raise before any work when a reward is unknown, or an input is missing that no earlier stage will make.
 
-    DataError for data files, ConfigError for model folders and for what an earlier stage should have made.
-    Names of models that may be in a hub's local cache pass.
+    DataError for data files, ConfigError for the rest. Names that may be a hub's, in its local cache, pass.
     """
     data_files = {*recipe.data.train_files, *recipe.data.val_files}
     for section in (recipe.sft, recipe.reward, recipe.rollout, recipe.score, recipe.evaluate):
         data_files |= set(section.files)
     for index, stage in enumerate(stages):
+        build([spec for spec in _rewards(recipe, stage) if not uses_model([spec])], scorer=None)
         for name in stage_inputs(recipe, stage):
             if stage == "report" or Path(name).expanduser().exists():
                 continue
