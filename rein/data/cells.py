@@ -170,7 +170,15 @@ def _json(value: str, otherwise: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    names = {"NoneType": "missing", "str": "text", "dict": "a struct", "list": "a list"}
+    names = {
+        "NoneType": "missing",
+        "str": "text",
+        "dict": "a struct",
+        "list": "a list",
+        "int": "a number",
+        "float": "a number",
+        "bool": "true or false",
+    }
     return names.get(type(value).__name__, f"a {type(value).__name__}")
 
 

@@ -7,7 +7,7 @@ import glob
 import os
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -75,7 +75,8 @@ def atomic(path: Path) -> Iterator[Path]:
         what = error.strerror or str(error)
         raise CheckpointError(f"{path}: cannot be written ({what}); check the disk and the folder") from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # the error above says more
+            draft.unlink(missing_ok=True)
 
 
 def first_line(error: Exception) -> str:

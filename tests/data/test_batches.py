@@ -1,0 +1,80 @@
+"""Claims about orders and batches."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rein.data.batches import chunks, epoch_order, micro_batches, over_budget
+from rein.errors import ConfigError
+
+LENGTHS = st.lists(st.integers(0, 60), max_size=40)
+
+
+def test_a_row_above_the_budget_is_alone_and_named() -> None:
+    assert micro_batches([3, 21, 4], 10) == [[1], [2, 0]]
+    assert over_budget([3, 21, 4], 10) == [1]
+
+
+def test_a_row_as_long_as_the_budget_fits() -> None:
+    assert micro_batches([10, 10], 10) == [[0], [1]]
+    assert over_budget([10, 10], 10) == []
+
+
+@given(lengths=LENGTHS, budget=st.integers(1, 70), max_rows=st.none() | st.integers(1, 5))
+def test_every_row_is_in_exactly_one_micro_batch_that_fits(
+    lengths: list[int], budget: int, max_rows: int | None
+) -> None:
+    groups = micro_batches(lengths, budget, max_rows)
+    assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
+    for group in groups:
+        assert group
+        assert sum(lengths[row] for row in group) <= budget or len(group) == 1
+        assert max_rows is None or len(group) <= max_rows
+
+
+@given(lengths=LENGTHS, budget=st.integers(1, 70))
+def test_rows_of_like_length_lie_together(lengths: list[int], budget: int) -> None:
+    groups = [[lengths[row] for row in group] for group in micro_batches(lengths, budget)]
+    for longer, shorter in itertools.pairwise(groups):
+        assert min(longer) >= max(shorter)
+
+
+@pytest.mark.parametrize(("budget", "max_rows"), [(0, None), (-1, None), (5, 0)])
+def test_a_micro_batch_size_of_nothing_is_refused_and_never_hangs(budget: int, max_rows: int | None) -> None:
+    with pytest.raises(ConfigError, match="give 1 or more"):
+        micro_batches([1, 2], budget, max_rows)
+
+
+@pytest.mark.parametrize(("rows", "size", "sizes"), [(6, 4, [4, 2]), (4, 4, [4]), (2, 4, [2]), (0, 4, [])])
+def test_a_batch_size_that_does_not_divide_drops_nothing(rows: int, size: int, sizes: list[int]) -> None:
+    parts = chunks(range(rows), size)
+    assert [len(part) for part in parts] == sizes
+    assert [row for part in parts for row in part] == list(range(rows))
+
+
+def test_a_batch_size_of_0_is_refused() -> None:
+    with pytest.raises(ConfigError, match="batch size: 0 rows; give 1 or more"):
+        chunks(range(4), 0)
+
+
+def test_the_order_follows_from_seed_and_epoch_alone() -> None:
+    first = epoch_order(8, 1, 0, True)
+    np.random.default_rng(0).random(5)
+    np.random.seed(3)
+    np.random.rand(7)  # an evaluation that draws from the global generator
+    assert epoch_order(8, 1, 0, True) == first
+    assert sorted(first) == list(range(8))
+    assert epoch_order(8, 2, 0, True) != first
+    assert epoch_order(8, 1, 1, True) != first
+
+
+def test_the_orders_of_seeds_and_epochs_are_pinned() -> None:
+    """A resumed run must see the order of the run it goes on from, whatever the version."""
+    assert epoch_order(8, 1, 0, True) == [5, 2, 3, 7, 1, 0, 6, 4]
+
+
+def test_without_shuffling_rows_keep_their_order() -> None:
+    assert epoch_order(4, 1, 3, False) == [0, 1, 2, 3]
