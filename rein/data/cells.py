@@ -75,7 +75,7 @@ def floats(value: Any, name: str) -> Floats | None:
     if array is None:
         return None
     if array.dtype == object and all(v is None or isinstance(v, int | float) for v in array):
-        array = np.array([math.nan if v is None else v for v in array])
+        array = np.array([math.nan if v is None else _rounded(v) for v in array])
     if array.size and array.dtype.kind not in "iuf":
         raise BadRow("wrong type", f"{name} holds {_content(array)}, not numbers")
     with np.errstate(over="ignore"):
@@ -122,6 +122,14 @@ def label(value: Any, name: str) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(int(value)) if math.isfinite(value) and value == int(value) else str(value)
     return text(value, name)
+
+
+def _rounded(value: int | float) -> float:
+    """The nearest float, infinite where there is none."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _message(value: Any, name: str) -> Message:

@@ -122,6 +122,7 @@ def test_a_response_in_messages_counts_only_what_the_assistant_said(load: Load, 
         ({"behavior_log_probs": [-1.0, float("nan")]}, "behavior_log_probs[1] is nan"),
         ({"behavior_log_probs": [-1.0, None]}, "behavior_log_probs[1] is nan"),
         ({"behavior_log_probs": [float("-inf"), -1.0]}, "behavior_log_probs[0] is -inf"),
+        ({"behavior_log_probs": [-(10**400), -1]}, "behavior_log_probs[0] is -inf"),
         (
             {"behavior_log_probs": [-1.0, 0.25]},
             "behavior_log_probs[1] is 0.25, and a log-prob is never above 0",
