@@ -15,14 +15,11 @@ def model(*, scorer: Scorer, max_tokens: int = 8192) -> Reward:
 
     Raises EngineError where the model's score is not finite.
     """
-    from torch import no_grad  # here, so that rewards without a model load without torch
 
     def reward(rows: Sequence[Trajectory]) -> list[float | None]:
         scores: list[float | None] = []
         for batch in _batches(rows, max_tokens):
-            with no_grad():
-                found = scorer.scores(batch).tolist()
-            for row, score in zip(batch, found, strict=True):
+            for row, score in zip(batch, scorer.scores(batch).tolist(), strict=True):
                 if not math.isfinite(score):
                     raise EngineError(f"{row.where}: the reward model scores it {score}; check its weights")
                 scores.append(score)

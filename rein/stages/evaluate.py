@@ -80,7 +80,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     write_rejects(folder / "rejects.jsonl", rejects.values())
     if not before:
         raise DataError(
-            f"{', '.join(paths.evaluate_files(recipe))}: {_names(specs)} can judge none of {len(rejects)} prompts; "
+            f"{', '.join(paths.evaluate_files(recipe))}: none of {len(rejects)} prompts can be judged; "
             "give ground truths, or another evaluate.reward"
         )
     if rejects:

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from rein.config.recipe import RewardSpec
+from rein.data.tokenize import Encoder
 from rein.errors import ConfigError
+from rein.models.tiny import tiny_tokenizer
 from rein.rewards import build
 from rein.types import Trajectory
 
@@ -47,3 +49,17 @@ def test_each_token_over_the_target_costs_the_slope(
 def test_without_a_target_the_length_reward_is_linear(row: Callable[..., Trajectory]) -> None:
     assert score("length", row("", tokens=10), slope=0.25, offset=-1) == 1.5
     assert score("length", row("", tokens=10), slope=0.25, offset=-1, highest=1) == 1.0
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_scored_text_ends_at_the_first_stop_token(special: bool, row: Callable[..., Trajectory]) -> None:
+    tokenizer = tiny_tokenizer("<answer>/4\n")
+    if special:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<answer>", "</answer>"]})
+    encoder = Encoder(tokenizer, apply_chat_template=False, stop_ids={tokenizer.eos_token_id})
+    tags = tokenizer.encode("<answer>4</answer>", add_special_tokens=False)
+    assert len(tags) == (3 if special else 18)
+    stored = [*tags, tokenizer.eos_token_id, tokenizer.pad_token_id, *tags, tokenizer.pad_token_id]
+    text = encoder.decode_response(stored, keep_special=special)
+    assert text == "<answer>4</answer>"
+    assert score("format", row(text), pattern=r"<answer>\d+</answer>$", match="search") == 1.0

@@ -115,7 +115,7 @@ def test_prompts_that_cannot_be_judged_are_named_not_dropped(
         "prompt is missing",
         "parity_rewards:parity cannot judge it",
     }
-    with pytest.raises(DataError, match="can judge none of 6 prompts"):
+    with pytest.raises(DataError, match="none of 6 prompts can be judged"):
         evaluate.run(recipe([row | {"reward_model": {}} for row in prompts(6)]), Console(quiet=True))
 
 
