@@ -120,7 +120,7 @@ def label(value: Any, name: str) -> str:
     if value is None:
         return ""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(int(value)) if math.isfinite(value) and value == int(value) else str(value)
+        return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     return text(value, name)
 
 
