@@ -129,7 +129,7 @@ def comparison(evaluation: Mapping[str, Any] | None) -> list[dict[str, str]]:
         row["difference"] = _points(difference) if share else _signed(difference)
         for side, facts in (("before", before), ("after", after)):
             interval = facts.get(f"{key}_ci95")
-            row[f"{side}_interval"] = f"{percent(interval[0])} to {percent(interval[1])}" if interval else ""
+            row[f"{side}_interval"] = f"{100 * interval[0]:.1f} to {percent(interval[1])}" if interval else ""
         rows.append(row)
     return rows
 
@@ -161,15 +161,13 @@ def funnel(manifests: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def samples(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Answers to read: those that moved most first, up and down in turn, then some that did not move."""
+    """Answers to read: those that moved up most, those that moved down most, then some that did not move."""
     order = sorted(answers, key=lambda row: row["after_score"] - row["before_score"])
     down = [row for row in order if row["after_score"] < row["before_score"]]
     up = [row for row in reversed(order) if row["after_score"] > row["before_score"]]
     same = [row for row in order if row["after_score"] == row["before_score"]]
     third = MOST_SAMPLES // 3
-    chosen = [*up[:third], *down[:third]]
-    chosen += same[: MOST_SAMPLES - len(chosen)]
-    return [_sample(row) for row in chosen]
+    return [_sample(row) for row in (*up[:third], *down[:third], *same[:third])]
 
 
 def _sample(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -182,7 +182,7 @@ def test_long_curves_are_thinned_without_losing_a_spike() -> None:
 def test_the_answers_that_moved_are_shown_and_long_ones_cut() -> None:
     rows = [answer(1, 1) for _ in range(200)] + [answer(0, 1, "up"), answer(1, 0, "x" * 10_000)]
     shown = samples(rows)
-    assert len(shown) == MOST_SAMPLES
+    assert len(shown) == 2 + MOST_SAMPLES // 3
     assert [s["word"] for s in shown[:3]] == ["better", "worse", "same"]
     assert len(shown[1]["after"]) < LONGEST_TEXT + 50
     assert shown[1]["after"].endswith("(6000 more characters)")
