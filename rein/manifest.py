@@ -30,31 +30,26 @@ PACKAGES = ("torch", "transformers", "numpy", "pyarrow")
 WHOLE_UP_TO = 64 * 2**20  # bytes; of larger files size, time and a sample are hashed
 SAMPLES, SAMPLE_BYTES = 64, 2**14
 
-# The sections of a recipe that change what a stage writes. `seed` and `runtime` count everywhere; `out`,
-# `threads` and `resume` nowhere.
+# The sections and keys of a recipe that change what a stage writes. `seed` and `runtime` count everywhere;
+# `out`, `threads` and `resume` nowhere.
 _ROWS = ("model", "data")
-SECTIONS: Mapping[str, tuple[str, ...]] = {
+_ANSWERS = (
+    "rollout.max_new_tokens",
+    "rollout.stop",
+    "score.reward",
+    "score.path",
+)  # validation and evaluation
+READS: Mapping[str, tuple[str, ...]] = {
     "sft": (*_ROWS, "sft"),
     "reward": (*_ROWS, "reward"),
     "rollout": (*_ROWS, "rollout"),
     "score": (*_ROWS, "score"),
     "train": (
-        *_ROWS,
-        *(
-            "rollout",
-            "score",
-            "actor",
-            "critic",
-            "algorithm",
-            "reward_manager",
-            "trainer",
-            "guards",
-            "evaluate",
-        ),
+        *(*_ROWS, *_ANSWERS, "evaluate.reward"),
+        *("actor", "critic", "algorithm", "reward_manager", "trainer", "guards"),
     ),
-    "evaluate": (*_ROWS, "rollout", "score", "evaluate"),
+    "evaluate": (*_ROWS, *_ANSWERS, "evaluate"),
     "export": ("model", "export"),
-    "report": (),
 }
 _NO_EFFECT = {"trainer": ("logger", "save_freq")}
 _ONLY_TRAIN = {"data": ("train_batch_size", "val_files", "behavior")}
@@ -108,7 +103,10 @@ def is_done(folder: Path, wanted: str) -> bool:
     body = read(folder)
     if body is None or body.get("fingerprint") != wanted:
         return False
-    return all((folder / name).exists() for name in body.get("outputs", []))
+    written = [folder / name for name in body.get("outputs", [])]
+    facts = body.get("facts", {})  # export and report may write outside their folder, and say where
+    written += [Path(facts[key]) for key in ("to", "report") if facts.get(key)]
+    return all(path.exists() for path in written)
 
 
 @contextmanager
@@ -193,10 +191,15 @@ def _fingerprint(recipe: Recipe, stage: str, hashes: Mapping[str, str]) -> str:
     settings = resolved(recipe)
     for section, keys in (_NO_EFFECT if stage == "train" else _ONLY_TRAIN).items():
         settings[section] = {key: value for key, value in settings[section].items() if key not in keys}
-    read_by_stage = {section: settings[section] for section in (*SECTIONS.get(stage, ()), "seed", "runtime")}
+    read_by_stage = {key: _at(settings, key) for key in (*READS.get(stage, ()), "seed", "runtime")}
     # Names of inputs do not count, only what they hold: a run folder may be moved.
     work = [VERSION, __version__, stage, list(hashes.values()), read_by_stage]
     return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+
+
+def _at(settings: Mapping[str, Any], key: str) -> Any:
+    section, _, rest = key.partition(".")
+    return _at(settings[section], rest) if rest else settings[section]
 
 
 def _jsonable(value: Any) -> Any:

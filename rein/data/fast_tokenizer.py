@@ -1,7 +1,7 @@
 """The tokenizer of a model folder without transformers, whose import takes seconds: for looking at data.
 
 Reads tokenizer.json with the `tokenizers` library; renders the folder's chat template as transformers would.
-Training never uses it: what is trained comes from transformers' own tokenizer.
+Training never uses it: transformers may rebuild a tokenizer by its class; ids can then differ in rare texts.
 """
 
 import json

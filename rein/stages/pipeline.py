@@ -58,6 +58,13 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     manifest.write(
         out, stage="run", recipe=recipe, inputs=inputs, rows={}, facts=summary, seconds=summary["seconds"]
     )
+    if "lift" in summary:
+        before, after, (low, high) = summary["before"], summary["after"], summary["lift_ci95"]
+        console.say(
+            f"result: {before['accuracy']:.3f} before, {after['accuracy']:.3f} after, "
+            f"lift {summary['lift']:+.3f} (95 % [{low:+.3f}, {high:+.3f}]), "
+            f"{summary['seconds']:.0f} s; {out / 'summary.json'}"
+        )
     return summary
 
 
