@@ -139,7 +139,6 @@ NOT_YET_SECTIONS = {
     "actor.megatron.": "Megatron",
     "rollout.val_kwargs.": "sampling options for validation (it decodes greedily)",
     "rollout.multi_turn.": "rollouts of many turns",
-    "rollout.agent.": "agent loops",
 }
 _SECTION_OFF = (False, None, -1, 0, 1, "fp32", "float32")
 

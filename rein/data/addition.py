@@ -1,7 +1,7 @@
 """The demo's made data: three-digit addition with the steps written out, by a worker who forgets carries.
 
 "347+258=" is answered "7+8+0=15;4+5+1=10;3+2+1=6#605": units first, each step digit + digit + carry = sum,
-then the number. A demonstration forgets the carry out of a column often where the column's sum is 10 to 12
+then the number. A demonstration forgets the carry out of a column often where the column's sum is 10 to 14
 and seldom above; the next step then adds 0 and all later digits follow from it. Everything follows from the
 seed; the test problems are the same for every seed and are in no other file. Knows no tokenizer and no
 model.
@@ -22,9 +22,9 @@ Forgets = Callable[[int], bool]  # the column's sum -> is its carry forgotten?
 
 DATA_SOURCE = "addition"
 LOWEST, ABOVE = 100, 1000
-P_HARD = 0.65  # the carry is forgotten when the column's sum is 10, 11 or 12
-P_EASY = 0.05  # and when it is 13 or more
-HARD_SUMS = range(10, 13)
+P_HARD = 0.65  # the carry is forgotten when the column's sum is 10 to 14
+P_EASY = 0.05  # and when it is 15 or more
+HARD_SUMS = range(10, 15)
 TEST_SEED = 20_000_003
 _STREAMS = ("dev", "prompts", "demonstrations", "pairs", "mistakes", "rejected")
 

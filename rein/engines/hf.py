@@ -64,7 +64,7 @@ class HfEngine:
         try:
             for begin in range(0, len(order), size):
                 batch = order[begin : begin + size]
-                generator = torch.Generator().manual_seed(seed * 1_000_003 + begin)
+                generator = torch.Generator().manual_seed((seed + begin * 0x9E3779B97F4A7C15) % 2**63)
                 room = self._room([prompts[i] for i in batch], max_new_tokens)
                 decode = _Decode(self, [prompts[i].prompt_ids for i in batch], n, room, temperature, top_p, generator)
                 for k, completion in enumerate(decode.run()):

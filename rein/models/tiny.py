@@ -8,6 +8,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from rein.models.attention import register
+
 SPECIALS = ["<pad>", "<eos>", "<unk>"]
 
 
@@ -31,6 +33,7 @@ def make_tiny(
     characters: str = "0123456789+-=;#",
 ) -> Path:
     """Write a fresh Qwen2 model (0.6M parameters by default: 4 heads, 2 key-value heads, tied) with its tokenizer."""
+    register()  # keeps transformers' bars off the terminal
     tokenizer = tiny_tokenizer(characters)
     config = Qwen2Config(
         vocab_size=len(tokenizer),

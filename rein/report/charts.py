@@ -132,7 +132,7 @@ def draw(stage: str, metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 lines.append({"label": label, "metric": metric, "x": list(xs), "y": list(ys)})
         if lines:
             positive = all(value > 0 for line in lines for value in line["y"])
-            sentence = chart.sentence + (f" {gaps} values were not finite and are not drawn." if gaps else "")
+            sentence = chart.sentence + (f" Not finite and not drawn: {gaps}." if gaps else "")
             found.append(
                 {
                     "title": chart.title,

@@ -46,7 +46,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         tokenizer,
         apply_chat_template=recipe.data.apply_chat_template,
         stop_ids=set(stop_ids(trunk, tokenizer)),
-        vocabulary=len(tokenizer),
+        vocab_size=len(tokenizer),
     )
     files = paths.reward_files(recipe)
     loaded = load_pairs(files, encoder, recipe.data)

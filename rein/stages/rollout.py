@@ -33,7 +33,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         actor.tokenizer,
         apply_chat_template=recipe.data.apply_chat_template,
         stop_ids=set(actor.stop_ids),
-        vocabulary=actor.vocabulary,
+        vocab_size=actor.vocabulary,
     )
     loaded = load_prompts(paths.rollout_files(recipe), encoder, recipe.data)
     for note in loaded.notes:

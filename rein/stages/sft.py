@@ -36,7 +36,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         actor.tokenizer,
         apply_chat_template=recipe.data.apply_chat_template,
         stop_ids=set(actor.stop_ids),
-        vocabulary=actor.vocabulary,
+        vocab_size=actor.vocabulary,
     )
     files = paths.sft_files(recipe)
     loaded = load_demonstrations(

@@ -184,8 +184,8 @@ class Job:
         if self.validator is None:
             return {}
         metrics = self.validator.measure()
-        score = metrics["val/score"]
-        if score >= self.best.get("val/score", float("-inf")):
+        score = metrics.get("val/score")
+        if score is not None and score >= self.best.get("val/score", float("-inf")):
             self.best = {"val/score": score, "number": self.cursor.number}
             self.actor.save(self.folder / "best")
         return metrics

@@ -39,7 +39,7 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         actor.tokenizer,
         apply_chat_template=recipe.data.apply_chat_template,
         stop_ids=set(actor.stop_ids),
-        vocabulary=actor.vocabulary,
+        vocab_size=actor.vocabulary,
     )
     folder = paths.stage_dir(recipe, "train")
     rows = _load_rows(recipe, console, encoder, method, None if rehearsal else folder)
