@@ -22,6 +22,7 @@ from rein.functional.kl import off_policy_kl
 from rein.functional.masked import masked_mean, whiten
 from rein.functional.off_policy import diagnostics, token_weights
 from rein.functional.rewards import place_on_last_token, subtract_kl
+from rein.functional.statistics import explained_variance
 from rein.protocols import Actor, Critic
 from rein.types import Experience, Floats, Metrics, Trajectory
 
@@ -31,7 +32,7 @@ def padded(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:  # type:
     width = max(len(a) for a in arrays)
     out = torch.zeros(len(arrays), width, dtype=dtype)
     for i, array in enumerate(arrays):
-        out[i, : len(array)] = torch.from_numpy(np.ascontiguousarray(array))
+        out[i, : len(array)] = torch.tensor(array)
     return out
 
 
@@ -196,11 +197,8 @@ class ExperienceMaker:
 
 def value_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> Metrics:
     """1 - var(R - V) / var(R), the mean value and the mean return over counted tokens."""
-    v, r = values[mask].double(), returns[mask].double()
-    spread = r.var(correction=0)
-    explained = 1 - (r - v).var(correction=0) / (spread + 1e-5)
     return {
-        "critic/vf_explained_var": explained.item(),
-        "critic/values/mean": v.mean().item(),
-        "critic/returns/mean": r.mean().item(),
+        "critic/vf_explained_var": float(explained_variance(values, returns, mask)),
+        "critic/values/mean": masked_mean(values, mask).item(),
+        "critic/returns/mean": masked_mean(returns, mask).item(),
     }

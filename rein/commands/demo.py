@@ -54,13 +54,12 @@ def run(words: Sequence[str], console: Console) -> None:
     for note in notes:
         console.say(f"note: {note}")
     from rein.data import addition
+    from rein.models.tiny import make_tiny
     from rein.stages import pipeline
 
     out = Path(recipe.out)
     addition.write(out / "data", recipe.seed)
     base = Path(recipe.model.path or out / "base")
-    if not (base / "config.json").exists():
-        from rein.models.tiny import make_tiny
-
+    if base == out / "base":
         make_tiny(base, seed=recipe.seed)
     pipeline.run(recipe, console)

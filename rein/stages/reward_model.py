@@ -24,7 +24,7 @@ from rein.models.load import load_tokenizer, stop_ids
 from rein.models.reward_model import RewardModel, load_reward_model
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
-from rein.stages.supervised import LOSS_KEY, descend, rows_mark
+from rein.stages.supervised import LOSS_KEY, descend, forget, rows_mark
 from rein.tracking.console import Console
 from rein.types import Ids, Metrics, PreferencePair
 
@@ -94,6 +94,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     after = measure(model, held_out, budget)
     console.say(f"held-out pairs: {len(held_out)}, accuracy {after['accuracy']:.3f}, margin {after['margin']:.3f}")
     model.save(folder / "model")
+    forget(folder)
     counts = {"in": loaded.total, "rejected": len(loaded.rejects), "held_out": len(held_out), "trained": len(rows)}
     return {"rows": counts, "steps": total, "metrics": metrics, "held_out_before": before, "held_out": after}
 

@@ -22,7 +22,7 @@ from rein.functional.losses.imitation import negative_log_likelihood
 from rein.models.actor import Actor, load_actor
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
-from rein.stages.supervised import LOSS_KEY, descend, ones, rows_mark
+from rein.stages.supervised import LOSS_KEY, descend, forget, ones, rows_mark
 from rein.tracking.console import Console
 from rein.types import Demonstration, Metrics
 
@@ -76,6 +76,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         },
     )
     actor.save(folder / "model")
+    forget(folder)
     return {
         "rows": {"in": loaded.total, "rejected": len(loaded.rejects), "trained": len(rows)},
         "steps": total,

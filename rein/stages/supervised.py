@@ -18,7 +18,7 @@ from rein.config.recipe import Recipe
 from rein.errors import CheckpointError, GuardStop, Interrupted
 from rein.runtime.interrupt import deferred
 from rein.runtime.optimizer import Optimizer
-from rein.snapshots import RunState, Snapshots, load
+from rein.snapshots import RunState, Snapshots
 from rein.tracking.console import Console
 from rein.tracking.fanout import open_trackers
 from rein.types import Metrics
@@ -82,6 +82,11 @@ def descend(
     return metrics
 
 
+def forget(folder: Path) -> None:
+    """The stage is finished: its snapshots served their purpose, and other settings may follow in this folder."""
+    Snapshots(folder / "snapshots").clear()
+
+
 def _resume(
     recipe: Recipe, console: Console, snapshots: Snapshots, optimizer: Optimizer, what: str, mark: str
 ) -> None:
@@ -96,7 +101,7 @@ def _resume(
         return
     if state.meta["settings"] != mark:
         raise CheckpointError(
-            f"{snapshots.folder}: made with other settings or rows; use the same recipe, another out=, "
+            f"{snapshots.folder}: an unfinished run with other settings or rows; use the same recipe, another out=, "
             "or start anew with resume=never"
         )
     optimizer.restore(state.tensors, state.meta["optimizer"])

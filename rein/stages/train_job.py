@@ -224,6 +224,7 @@ class Job:
             "fit_steps": self.fit_steps,
             "skipped": self.skipped,
             "settings": self.settings(),
+            "finished": self.cursor.batch == self.batches,
         }
         self.snapshots.save(self.cursor.number, RunState(tensors, meta))
         self.saved_at = self.cursor.number
@@ -237,13 +238,19 @@ class Job:
         rows = hashlib.sha256("".join(row.key for row in self.train_rows).encode())
         return {"settings": hashlib.sha256(text.encode()).hexdigest(), "rows": rows.hexdigest()}
 
-    def restore(self, state: RunState) -> None:
-        """Go on from a snapshot of the same rows and settings, whole."""
+    def restore(self, state: RunState) -> bool:
+        """Go on from a snapshot of the same rows and settings, whole; False where a finished run had others.
+
+        Raises CheckpointError for an unfinished run with other rows or settings: its work is not thrown away.
+        """
         meta = state.meta
         for what, value in self.settings().items():
             if meta["settings"][what] != value:
+                if meta["finished"]:
+                    self.console.say(f"resume: the run finished here had other {what}; starting anew")
+                    return False
                 raise CheckpointError(
-                    f"{self.snapshots.folder}: made with other {what}; use the same recipe and data, "
+                    f"{self.snapshots.folder}: an unfinished run with other {what}; use the same recipe and data, "
                     "another out=, or start anew with resume=never"
                 )
         self.learner.restore(state.tensors, meta["learner"])
@@ -263,6 +270,7 @@ class Job:
                 if f"experience/{name}" in state.tensors
             }
             self.kept_experience = Experience(rows=self.rows_of(self.cursor.batch), **found)
+        return True
 
     def finish(self, seconds: float) -> dict[str, Any]:
         """Write last, critic, and best where nothing could be validated; the facts for the manifest."""

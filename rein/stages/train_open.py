@@ -13,15 +13,15 @@ from rein.data.loader import load_prompts, load_trajectories, write_rejects
 from rein.data.split import holdout
 from rein.data.tokenize import Encoder
 from rein.engines.hf import HfEngine
-from rein.errors import ConfigError, DataError
+from rein.errors import CheckpointError, ConfigError, DataError
 from rein.experience import ExperienceMaker, reference_log_probs
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import load_critic
 from rein.models.load import weights_hash
-from rein.models.reward_model import load_reward_model
 from rein.probe import PROBE_ROWS, Probe
 from rein.rewards import build, uses_model
 from rein.runtime.seeding import derive
+from rein.scorer import open_scorer
 from rein.snapshots import load
 from rein.stages.train_job import Job, Rows
 from rein.tracking.console import Console
@@ -153,7 +153,9 @@ def _validator(
             for row in by_group.values()
         ]
     prompts = prompts[: recipe.trainer.val_prompts]
-    scorer = load_reward_model(paths.reward_model(recipe)) if uses_model([*truth, *proxy]) else None
+    scorer = None
+    if uses_model([*truth, *proxy]):
+        scorer = open_scorer(paths.reward_model(recipe), paths.cache_dir(recipe))
     engine = HfEngine(
         actor.model,
         actor.tokenizer,
@@ -179,12 +181,15 @@ def _resume(job: Job) -> None:
         job.snapshots.clear()
         return
     if wanted != "auto":
-        job.restore(load(Path(wanted)))
+        if not job.restore(load(Path(wanted))):
+            raise CheckpointError(f"resume: {wanted} was made with other rows or settings; use the recipe that made it")
     else:
         state, passed_over = job.snapshots.newest()
         for line in passed_over:
             job.console.say(f"resume: {line} passed over")
         if state is None:
             return
-        job.restore(state)
+        if not job.restore(state):
+            job.snapshots.clear()
+            return
     job.console.say(f"resume: from update {job.cursor.number} of {job.total_updates}")
