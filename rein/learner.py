@@ -27,7 +27,9 @@ from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
 from rein.types import Experience, Metrics, Update
 
-TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor | None], PolicyLoss]  # log_probs, old, advantages, weights
+TokenLoss = Callable[
+    [Tensor, Tensor, Tensor, Tensor | None], PolicyLoss
+]  # log_probs, old, advantages, weights
 
 
 def _ppo_clip(recipe: Recipe) -> TokenLoss:
@@ -135,14 +137,20 @@ class Learner:
             size = self.recipe.critic.ppo_micro_batch_size or size
         return [list(range(i, min(i + size, len(lengths)))) for i in range(0, len(lengths), size)]
 
-    def _actor_loss(self, e: Experience, index: Tensor, tokens: float, counted: float) -> tuple[Tensor, Metrics]:
+    def _actor_loss(
+        self, e: Experience, index: Tensor, tokens: float, counted: float
+    ) -> tuple[Tensor, Metrics]:
         actor = self.recipe.actor
         rows = [e.rows[i] for i in index.tolist()]
-        log_probs, entropy = self.actor.log_probs(rows, e.temperature[index], entropy=actor.entropy_coeff != 0)
+        log_probs, entropy = self.actor.log_probs(
+            rows, e.temperature[index], entropy=actor.entropy_coeff != 0
+        )
         width = log_probs.shape[1]
         mask = e.response_mask[index, :width]
         weights = None if e.rollout_is_weights is None else e.rollout_is_weights[index, :width]
-        found = self.policy_loss(log_probs, e.old_log_probs[index, :width], e.advantages[index, :width], weights)
+        found = self.policy_loss(
+            log_probs, e.old_log_probs[index, :width], e.advantages[index, :width], weights
+        )
 
         def whole(values: Tensor) -> Tensor:
             return aggregate(values, mask, actor.loss_agg_mode, tokens=tokens, rows=counted)
@@ -167,7 +175,9 @@ class Learner:
         metrics["actor/loss"] = loss.item()
         return loss, metrics
 
-    def _critic_loss(self, e: Experience, index: Tensor, tokens: float, counted: float) -> tuple[Tensor, Metrics]:
+    def _critic_loss(
+        self, e: Experience, index: Tensor, tokens: float, counted: float
+    ) -> tuple[Tensor, Metrics]:
         assert self.critic is not None and e.returns is not None
         values = self.critic.values([e.rows[i] for i in index.tolist()])
         width = values.shape[1]
@@ -195,13 +205,21 @@ class Learner:
         """Move the KL coefficients by the latest probe, once per batch of `rows`."""
         control = self.recipe.algorithm.kl_ctrl
         if control.type == "adaptive":
-            move = partial(adaptive_kl_coef, kl=kl, rows=rows, target_kl=control.target_kl, horizon=control.horizon)
-            self.kl_coef_in_loss, self.kl_coef_in_reward = move(self.kl_coef_in_loss), move(self.kl_coef_in_reward)
+            move = partial(
+                adaptive_kl_coef, kl=kl, rows=rows, target_kl=control.target_kl, horizon=control.horizon
+            )
+            self.kl_coef_in_loss, self.kl_coef_in_reward = (
+                move(self.kl_coef_in_loss),
+                move(self.kl_coef_in_reward),
+            )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything a restore needs: weights and moments of each role, steps, KL coefficients."""
         tensors: dict[str, Tensor] = {}
-        meta: dict[str, Any] = {"kl_coef_in_loss": self.kl_coef_in_loss, "kl_coef_in_reward": self.kl_coef_in_reward}
+        meta: dict[str, Any] = {
+            "kl_coef_in_loss": self.kl_coef_in_loss,
+            "kl_coef_in_reward": self.kl_coef_in_reward,
+        }
         for role, optimizer in self.optimizers.items():
             found, meta[role] = optimizer.state()
             tensors |= {f"{role}/{name}": tensor for name, tensor in found.items()}

@@ -57,7 +57,9 @@ class Snapshots:
             draft.rename(target)
             _fsync(self.folder)
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{target}: cannot be saved ({error}); free space or choose another out=; older ones stay") from error
+            raise CheckpointError(
+                f"{target}: cannot be saved ({error}); free space or choose another out=; older ones stay"
+            ) from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         for old in self._all()[self.keep :]:
@@ -98,7 +100,9 @@ def load(folder: Path) -> RunState:
     try:
         body = json.loads(state_file.read_text(encoding="utf-8"))
         if body["version"] != VERSION:
-            raise CheckpointError(f"{state_file}: version {body['version']} is not {VERSION}; use the release that wrote it")
+            raise CheckpointError(
+                f"{state_file}: version {body['version']} is not {VERSION}; use the release that wrote it"
+            )
         claimed = body.pop("sha256")
         if claimed != _body_hash(body):
             raise CheckpointError(f"{state_file}: damaged (checksum differs);")

@@ -38,9 +38,13 @@ def load_object(spec: str, where: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        raise ConfigError(f"{where}: cannot import {module_name!r} ({error}); check the name and PYTHONPATH") from error
+        raise ConfigError(
+            f"{where}: cannot import {module_name!r} ({error}); check the name and PYTHONPATH"
+        ) from error
     found = getattr(module, attribute, None)
     if not callable(found):
-        raise ConfigError(f"{where}: {module_name} has no function {attribute!r}; {nearest(attribute, vars(module))}")
+        raise ConfigError(
+            f"{where}: {module_name} has no function {attribute!r}; {nearest(attribute, vars(module))}"
+        )
     result: Callable[..., Any] = found
     return result

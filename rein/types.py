@@ -116,7 +116,9 @@ class Trajectory:
         """Content hash of what a frozen model sees of this row: ids and temperature."""
         digest = hashlib.blake2b(digest_size=16)
         for part in (self.prompt_ids, self.response_ids):
-            digest.update(len(part).to_bytes(8, "little") + np.ascontiguousarray(part, dtype=np.int64).tobytes())
+            digest.update(
+                len(part).to_bytes(8, "little") + np.ascontiguousarray(part, dtype=np.int64).tobytes()
+            )
         digest.update(repr(float(self.temperature)).encode())
         return digest.hexdigest()
 

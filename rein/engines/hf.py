@@ -66,7 +66,9 @@ class HfEngine:
                 batch = order[begin : begin + size]
                 generator = torch.Generator().manual_seed((seed + begin * 0x9E3779B97F4A7C15) % 2**63)
                 room = self._room([prompts[i] for i in batch], max_new_tokens)
-                decode = _Decode(self, [prompts[i].prompt_ids for i in batch], n, room, temperature, top_p, generator)
+                decode = _Decode(
+                    self, [prompts[i].prompt_ids for i in batch], n, room, temperature, top_p, generator
+                )
                 for k, completion in enumerate(decode.run()):
                     answers[batch[k // n]].append(completion)
                 if advance is not None:
@@ -103,7 +105,9 @@ class _Decode:
         self.engine, self.n, self.room = engine, n, room
         self.temperature, self.top_p, self.generator = temperature, top_p, generator
         width = max(len(p) for p in prompts)
-        self.prompt_ids = torch.full((len(prompts), width), engine.tokenizer.pad_token_id or 0, dtype=torch.long)
+        self.prompt_ids = torch.full(
+            (len(prompts), width), engine.tokenizer.pad_token_id or 0, dtype=torch.long
+        )
         self.mask = torch.zeros(len(prompts), width, dtype=torch.long)
         for i, prompt in enumerate(prompts):
             self.prompt_ids[i, width - len(prompt) :] = torch.from_numpy(prompt)

@@ -47,7 +47,9 @@ def diagnostics(
     return {
         "rollout_corr/rollout_is_mean": masked_mean(weights, mask).item(),
         "rollout_corr/rollout_is_max": weights.where(mask, 0).max().item(),
-        "rollout_corr/rollout_is_ratio_fraction_high": masked_mean((weights > threshold).double(), mask).item(),
+        "rollout_corr/rollout_is_ratio_fraction_high": masked_mean(
+            (weights > threshold).double(), mask
+        ).item(),
         "rollout_corr/seq_ess": ess,
         "rollout_corr/kl": -masked_mean(log_ratio, mask).item(),
     }

@@ -16,12 +16,19 @@ class NotFinite:
     skips: int = 0
 
     def __call__(self, metrics: Metrics) -> Verdict:
-        bad = [name for name, value in metrics.items() if name.endswith(("grad_norm", "loss")) and not math.isfinite(value)]
+        bad = [
+            name
+            for name, value in metrics.items()
+            if name.endswith(("grad_norm", "loss")) and not math.isfinite(value)
+        ]
         if not bad:
             self.skips = 0
             return Verdict()
         self.skips += 1
         reason = f"{bad[0]} is {metrics[bad[0]]}"
         if self.skips >= self.max_skips:
-            return Verdict(Action.STOP, f"{reason}, {self.skips} updates in a row; lower the learning rate or check the rewards")
+            return Verdict(
+                Action.STOP,
+                f"{reason}, {self.skips} updates in a row; lower the learning rate or check the rewards",
+            )
         return Verdict(Action.SKIP, reason)

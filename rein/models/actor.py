@@ -41,7 +41,10 @@ class Actor:
         """The pack and the last hidden states before each response token, [R, H]."""
         packed = pack(rows, self.device)
         out = trunk_of(self.model)(
-            input_ids=packed.input_ids, position_ids=packed.position_ids, packing=packed.groups, use_cache=False
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            packing=packed.groups,
+            use_cache=False,
         )
         return packed, out.last_hidden_state.squeeze(0).index_select(0, packed.states)
 
@@ -153,7 +156,9 @@ def _check_packed(actor: Actor, where: str) -> None:
     packed, _ = actor.log_probs(rows, ones)
     for i, row in enumerate(rows):
         ids = torch.tensor([*row.prompt_ids, *row.response_ids], device=actor.device)
-        logits = actor.model(input_ids=ids.unsqueeze(0), attention_mask=torch.ones_like(ids).unsqueeze(0)).logits[0]
+        logits = actor.model(
+            input_ids=ids.unsqueeze(0), attention_mask=torch.ones_like(ids).unsqueeze(0)
+        ).logits[0]
         alone = log_probs_of(logits[1:-1], ids[2:])
         gap = (packed[i, : len(alone)] - alone).abs().max().item()
         if not gap < 1e-3:

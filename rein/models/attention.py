@@ -41,19 +41,25 @@ def packed_attention(
         )
         return result
     if softcap is not None:
-        raise ConfigError("model: attention with a soft cap is not supported on packed rows yet; use another model")
+        raise ConfigError(
+            "model: attention with a soft cap is not supported on packed rows yet; use another model"
+        )
     heads = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]  # [N, H, D]
     parts = [_attend(*(h[g.start : g.stop] for h in heads), g, scaling, sliding_window) for g in packing]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, scaling: float | None, window: int | None) -> Tensor:
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, group: Group, scaling: float | None, window: int | None
+) -> Tensor:
     blocks = []
     for tensor in (query, key, value):
         if group.scatter is not None:
             padded = tensor.new_zeros((group.rows * group.length, *tensor.shape[1:]))
             tensor = padded.index_copy(0, group.scatter, tensor)
-        blocks.append(tensor.view(group.rows, group.length, *tensor.shape[1:]).transpose(1, 2))  # [rows, H, L, D]
+        blocks.append(
+            tensor.view(group.rows, group.length, *tensor.shape[1:]).transpose(1, 2)
+        )  # [rows, H, L, D]
     mask = None
     if window is not None and window < group.length:
         distance = torch.arange(group.length, device=query.device)

@@ -30,7 +30,10 @@ class Critic:
         """V before each response token, [B, T], fp32; 0 past a row's end."""
         packed = pack(rows, self.device)
         out = trunk_of(self.model)(
-            input_ids=packed.input_ids, position_ids=packed.position_ids, packing=packed.groups, use_cache=False
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            packing=packed.groups,
+            use_cache=False,
         )
         hidden = out.last_hidden_state.squeeze(0).index_select(0, packed.states)
         values: Tensor = self.model.score(hidden).squeeze(-1)

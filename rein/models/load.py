@@ -17,7 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+)
 
 from rein.errors import CheckpointError, ConfigError
 from rein.models import attention
@@ -39,7 +44,9 @@ def model_folder(path: str, where: str) -> str:
         return str(folder)
     looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1 or folder.parent.is_dir()
     if looks_local or os.environ.get("HF_HUB_OFFLINE") == "1":
-        raise ConfigError(f"{where}: path {path} does not exist; give a model folder, or run the stage that makes it")
+        raise ConfigError(
+            f"{where}: path {path} does not exist; give a model folder, or run the stage that makes it"
+        )
     return path
 
 
@@ -79,7 +86,10 @@ def _load(auto: Any, path: str, where: str, **options: Any) -> Any:
     base, adapter = folder, None
     adapter_file = Path(folder) / "adapter_config.json"
     if adapter_file.exists():
-        adapter, base = folder, model_folder(json.loads(adapter_file.read_text())["base_model_name_or_path"], where)
+        adapter, base = (
+            folder,
+            model_folder(json.loads(adapter_file.read_text())["base_model_name_or_path"], where),
+        )
     try:
         model = auto.from_pretrained(base, attn_implementation=attention.NAME, **options)
         if adapter is not None:
@@ -88,11 +98,20 @@ def _load(auto: Any, path: str, where: str, **options: Any) -> Any:
             # The start policy is base + adapter: fused now, so that "adapter off" later means this policy.
             model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError(f"{where}: {path} cannot be loaded ({_first(error)}); check that the folder is whole") from error
+        raise CheckpointError(
+            f"{where}: {path} cannot be loaded ({_first(error)}); check that the folder is whole"
+        ) from error
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    for name in ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout", "classifier_dropout"):
+    for name in (
+        "attention_dropout",
+        "attn_pdrop",
+        "resid_pdrop",
+        "embd_pdrop",
+        "hidden_dropout",
+        "classifier_dropout",
+    ):
         if getattr(model.config, name, None):
             setattr(model.config, name, 0.0)
     for module in model.modules():
@@ -102,7 +121,9 @@ def _load(auto: Any, path: str, where: str, **options: Any) -> Any:
     return model.train()
 
 
-def load_causal_lm(path: str, *, dtype: str, trust_remote_code: bool = False, where: str = "model.path") -> Any:
+def load_causal_lm(
+    path: str, *, dtype: str, trust_remote_code: bool = False, where: str = "model.path"
+) -> Any:
     """A causal LM with packed attention, in train mode without dropout.
 
     Raises ConfigError for a path that does not exist, CheckpointError for a folder that cannot be read.
@@ -110,7 +131,9 @@ def load_causal_lm(path: str, *, dtype: str, trust_remote_code: bool = False, wh
     return _load(AutoModelForCausalLM, path, where, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
 
 
-def load_scalar_model(path: str, *, dtype: str, trust_remote_code: bool = False, where: str = "model.path") -> Any:
+def load_scalar_model(
+    path: str, *, dtype: str, trust_remote_code: bool = False, where: str = "model.path"
+) -> Any:
     """A trunk with a one-number head (`score`): reward models and critics; a new head starts at zero."""
     model = _load(
         AutoModelForSequenceClassification,
@@ -122,7 +145,9 @@ def load_scalar_model(path: str, *, dtype: str, trust_remote_code: bool = False,
     )
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
-        raise CheckpointError(f"{where}: {path} has no one-number `score` head; this architecture cannot be a critic yet")
+        raise CheckpointError(
+            f"{where}: {path} has no one-number `score` head; this architecture cannot be a critic yet"
+        )
     if not _has_score_head(path):
         nn.init.zeros_(head.weight)
         if head.bias is not None:
@@ -132,7 +157,9 @@ def load_scalar_model(path: str, *, dtype: str, trust_remote_code: bool = False,
 
 def _has_score_head(path: str) -> bool:
     """Whether the folder's own weights hold the head, rather than one transformers made up."""
-    config = json.loads((Path(path) / "config.json").read_text()) if (Path(path) / "config.json").exists() else {}
+    config = (
+        json.loads((Path(path) / "config.json").read_text()) if (Path(path) / "config.json").exists() else {}
+    )
     return any("SequenceClassification" in name for name in config.get("architectures") or [])
 
 
@@ -194,7 +221,9 @@ def save_folder(
             GenerationConfig.from_pretrained(start).save_pretrained(draft)
         replace_folder(draft, target)
     except OSError as error:
-        raise CheckpointError(f"{target}: cannot be saved ({_first(error)}); the former one, if any, is whole") from error
+        raise CheckpointError(
+            f"{target}: cannot be saved ({_first(error)}); the former one, if any, is whole"
+        ) from error
     finally:
         model.config._attn_implementation = implementation
         model.config.use_cache = False

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 ADAPTER = "default"
 
 
-def add_lora(model: nn.Module, *, rank: int, alpha: float, target_modules: str | list[str], seed: int) -> None:
+def add_lora(
+    model: nn.Module, *, rank: int, alpha: float, target_modules: str | list[str], seed: int
+) -> None:
     """Freeze `model` and put trainable adapters on its linear layers; their start leaves the outputs unchanged."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)

@@ -26,7 +26,9 @@ class Group:
     stop: int
     rows: int
     length: int
-    scatter: Tensor | None  # [stop - start] block position of each pack position; None: the block has no padding
+    scatter: (
+        Tensor | None
+    )  # [stop - start] block position of each pack position; None: the block has no padding
 
 
 @dataclass(frozen=True, slots=True)

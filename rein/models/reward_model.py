@@ -32,11 +32,16 @@ class RewardModel:
         """[B]; the head runs in fp32 whatever the trunk's dtype, so near answers do not tie."""
         packed = pack(rows, self.device)
         out = trunk_of(self.model)(
-            input_ids=packed.input_ids, position_ids=packed.position_ids, packing=packed.groups, use_cache=False
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            packing=packed.groups,
+            use_cache=False,
         )
         hidden = out.last_hidden_state.squeeze(0).index_select(0, packed.last)
         wide = hidden if hidden.dtype == torch.float64 else hidden.float()
-        scores = torch.nn.functional.linear(wide, self.model.score.weight.to(wide.dtype), self.model.score.bias)
+        scores = torch.nn.functional.linear(
+            wide, self.model.score.weight.to(wide.dtype), self.model.score.bias
+        )
         return scores.squeeze(-1)
 
     def save(self, path: Path) -> None:

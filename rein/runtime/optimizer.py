@@ -78,14 +78,18 @@ class Optimizer:
         with torch.no_grad():
             for name, parameter in self.named:
                 if f"weight/{name}" not in tensors:
-                    raise CheckpointError(f"snapshot: weights of {name} are missing; resume from another snapshot")
+                    raise CheckpointError(
+                        f"snapshot: weights of {name} are missing; resume from another snapshot"
+                    )
                 parameter.copy_(tensors[f"weight/{name}"])
         moments = ("step", "exp_avg", "exp_avg_sq")
         self.adam.state.clear()
         for name, parameter in self.named:
             found = {key: tensors[f"{key}/{name}"].clone() for key in moments if f"{key}/{name}" in tensors}
             if found and len(found) != len(moments):
-                raise CheckpointError(f"snapshot: optimizer state of {name} is incomplete; resume from another snapshot")
+                raise CheckpointError(
+                    f"snapshot: optimizer state of {name} is incomplete; resume from another snapshot"
+                )
             if found:
                 self.adam.state[parameter] = found
         self.step = int(meta["step"])

@@ -34,12 +34,19 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         actor.save(draft)
         difference = _reload_difference(actor.model, draft)
         if not difference <= TOLERANCE:
-            raise CheckpointError(f"{target}: the written folder differs by {difference:.3g} when loaded; not exported")
+            raise CheckpointError(
+                f"{target}: the written folder differs by {difference:.3g} when loaded; not exported"
+            )
         replace_folder(draft, target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     console.say(f"exported: {target}")
-    return {"from": source, "to": str(target), "reload_difference": difference, "sha256": weights_hash(target)}
+    return {
+        "from": source,
+        "to": str(target),
+        "reload_difference": difference,
+        "sha256": weights_hash(target),
+    }
 
 
 @torch.no_grad()

@@ -92,10 +92,17 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         },
     )
     after = measure(model, held_out, budget)
-    console.say(f"held-out pairs: {len(held_out)}, accuracy {after['accuracy']:.3f}, margin {after['margin']:.3f}")
+    console.say(
+        f"held-out pairs: {len(held_out)}, accuracy {after['accuracy']:.3f}, margin {after['margin']:.3f}"
+    )
     model.save(folder / "model")
     forget(folder)
-    counts = {"in": loaded.total, "rejected": len(loaded.rejects), "held_out": len(held_out), "trained": len(rows)}
+    counts = {
+        "in": loaded.total,
+        "rejected": len(loaded.rejects),
+        "held_out": len(held_out),
+        "trained": len(rows),
+    }
     return {"rows": counts, "steps": total, "metrics": metrics, "held_out_before": before, "held_out": after}
 
 

@@ -39,7 +39,9 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     for note in loaded.notes:
         console.say(f"data: {note}")
     prompts = loaded.rows[: rollout.max_prompts]
-    console.say(f"prompts: {loaded.total} in, {len(loaded.rejects)} rejected, {len(prompts)} answered {rollout.n} times")
+    console.say(
+        f"prompts: {loaded.total} in, {len(loaded.rejects)} rejected, {len(prompts)} answered {rollout.n} times"
+    )
     engine = HfEngine(
         actor.model, actor.tokenizer, actor.stop_ids, batch_size=rollout.batch_size, stop_texts=rollout.stop
     )
@@ -68,9 +70,16 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         {"rein.log_prob_diff_max": f"{difference:.3g}", "rein.behavior_policy": policy},
     )
     stopped = sum(row.finish_reason == "stop" for row in rows)
-    console.say(f"trajectories: {len(rows)}, {stopped} finished, log-probs reproduced within {difference:.2g}")
+    console.say(
+        f"trajectories: {len(rows)}, {stopped} finished, log-probs reproduced within {difference:.2g}"
+    )
     return {
-        "rows": {"in": loaded.total, "rejected": len(loaded.rejects), "prompts": len(prompts), "trajectories": len(rows)},
+        "rows": {
+            "in": loaded.total,
+            "rejected": len(loaded.rejects),
+            "prompts": len(prompts),
+            "trajectories": len(rows),
+        },
         "finished": stopped,
         "log_prob_diff_max": difference,
     }

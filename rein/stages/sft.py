@@ -49,7 +49,9 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     rows = loaded.rows
     console.say(f"rows: {loaded.total} in, {len(loaded.rejects)} rejected, {len(rows)} trained")
     if sft.batch_size > len(rows):
-        raise ConfigError(f"sft.batch_size {sft.batch_size} is larger than the {len(rows)} rows of {files[0]}; lower it")
+        raise ConfigError(
+            f"sft.batch_size {sft.batch_size} is larger than the {len(rows)} rows of {files[0]}; lower it"
+        )
     per_epoch = -(-len(rows) // sft.batch_size)
     total = sft.total_steps or sft.epochs * per_epoch
     optimizer = Optimizer(actor.model, sft.optim, grad_clip=sft.grad_clip, total_steps=total)
@@ -57,7 +59,9 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     def backward(step: int) -> Metrics:
         order = epoch_order(len(rows), recipe.seed, step // per_epoch, recipe.data.shuffle)
         begin = (step % per_epoch) * sft.batch_size
-        return sft_backward(actor, [rows[i] for i in order[begin : begin + sft.batch_size]], sft.ppo_max_token_len_per_gpu)
+        return sft_backward(
+            actor, [rows[i] for i in order[begin : begin + sft.batch_size]], sft.ppo_max_token_len_per_gpu
+        )
 
     metrics = descend(
         backward,

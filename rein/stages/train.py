@@ -89,7 +89,9 @@ def act(job: Job, role: str, metrics: Metrics) -> None:
     job.learner.discard(role)
     job.skipped += 1
     metrics["guard/skipped"] = job.skipped
-    job.console.say(f"guard: update {job.cursor.number + 1} ({role}) {verdict.action.value}: {verdict.reason}")
+    job.console.say(
+        f"guard: update {job.cursor.number + 1} ({role}) {verdict.action.value}: {verdict.reason}"
+    )
     if verdict.action is not Action.SKIP:
         job.save(None)
         raise GuardStop(f"train: {verdict.reason}; the state before is saved in {job.snapshots.folder}")

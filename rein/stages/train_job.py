@@ -156,7 +156,9 @@ class Job:
         assert self.critic is not None
         critic, rows = self.critic, self.rows.held_out[:HELD_OUT_VALUE_ROWS]
         returns, mask = self.maker.stored_returns(rows)
-        values = forward_rows(rows, self.recipe.actor.ppo_max_token_len_per_gpu, lambda part, _: critic.values(part))
+        values = forward_rows(
+            rows, self.recipe.actor.ppo_max_token_len_per_gpu, lambda part, _: critic.values(part)
+        )
         return value_metrics(values, returns, mask)["critic/vf_explained_var"]
 
     # what is said and kept
@@ -168,7 +170,12 @@ class Job:
 
     def note(self, metrics: Metrics) -> str:
         """The few numbers beside the progress bar."""
-        shown = {"kl": "probe/kl_reference", "val": "val/score", "vf": "critic/vf_loss", "clip": "actor/pg_clipfrac"}
+        shown = {
+            "kl": "probe/kl_reference",
+            "val": "val/score",
+            "vf": "critic/vf_loss",
+            "clip": "actor/pg_clipfrac",
+        }
         known = self.last | metrics
         return " ".join(f"{short} {known[name]:.4g}" for short, name in shown.items() if name in known)
 
@@ -279,7 +286,13 @@ class Job:
             self.critic.save(self.folder / "critic")
         if not self.best:
             self.actor.save(self.folder / "best")
-        shown = ("val/score", "val/proxy_score", "probe/kl_reference", "probe/entropy", "critic/vf_explained_var")
+        shown = (
+            "val/score",
+            "val/proxy_score",
+            "probe/kl_reference",
+            "probe/entropy",
+            "critic/vf_explained_var",
+        )
         return {
             "rows": self.rows.counts,
             "updates": self.cursor.number,

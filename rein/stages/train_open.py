@@ -65,7 +65,9 @@ def _model_options(recipe: Recipe) -> dict[str, Any]:
     return recipe.model.model_dump(exclude={"path"})
 
 
-def _load_rows(recipe: Recipe, console: Console, encoder: Encoder, method: Method, folder: Path | None) -> Rows:
+def _load_rows(
+    recipe: Recipe, console: Console, encoder: Encoder, method: Method, folder: Path | None
+) -> Rows:
     files = paths.train_files(recipe)
     loaded = load_trajectories(files, encoder, recipe.data, scored=True)
     for note in loaded.notes:
@@ -81,7 +83,9 @@ def _load_rows(recipe: Recipe, console: Console, encoder: Encoder, method: Metho
         counts["filtered"] = len(train) - len(kept)
         train = kept
         if not train:
-            raise DataError(f"{files[0]}: no row scores {threshold} or more; lower algorithm.filter_threshold")
+            raise DataError(
+                f"{files[0]}: no row scores {threshold} or more; lower algorithm.filter_threshold"
+            )
     counts["trained"] = len(train)
     console.say("rows: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
     if recipe.data.train_batch_size > len(train):
@@ -182,7 +186,9 @@ def _resume(job: Job) -> None:
         return
     if wanted != "auto":
         if not job.restore(load(Path(wanted))):
-            raise CheckpointError(f"resume: {wanted} was made with other rows or settings; use the recipe that made it")
+            raise CheckpointError(
+                f"resume: {wanted} was made with other rows or settings; use the recipe that made it"
+            )
     else:
         state, passed_over = job.snapshots.newest()
         for line in passed_over:

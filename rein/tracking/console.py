@@ -10,7 +10,14 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 PLAIN_EVERY_S = 10.0
 
@@ -67,5 +74,7 @@ class _PlainProgress:
         self.printed = now
         elapsed = now - self.started
         eta = elapsed / max(self.done, 1) * (self.total - self.done)
-        sys.stdout.write(f"{self.what} {self.done}/{self.total} {elapsed:.0f}s eta {eta:.0f}s {note}".rstrip() + "\n")
+        sys.stdout.write(
+            f"{self.what} {self.done}/{self.total} {elapsed:.0f}s eta {eta:.0f}s {note}".rstrip() + "\n"
+        )
         sys.stdout.flush()

@@ -35,7 +35,9 @@ def ppo_clip(
     Raises ValueError for c <= 1.
     """
     if clip_ratio_c <= 1:
-        raise ValueError(f"clip_ratio_c {clip_ratio_c} must be above 1: it bounds the loss of bad actions from above")
+        raise ValueError(
+            f"clip_ratio_c {clip_ratio_c} must be above 1: it bounds the loss of bad actions from above"
+        )
     log_ratio = (log_probs - old_log_probs).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     ratio = log_ratio.exp()
     unclipped = -advantages * ratio
