@@ -1,7 +1,7 @@
 """Stored rows + models -> Experience: log-probs, values, token-level rewards, advantages. Orchestration only.
 
-The maths is functional/'s, the forward passes are the models'. What the frozen reference says of a row is computed
-once, kept in a cache and passed in by row key.
+The maths is functional/'s, the forward passes are the models'. What the frozen reference says of a row is
+computed once, kept in a cache and passed in by row key.
 """
 
 from __future__ import annotations

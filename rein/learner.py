@@ -1,7 +1,7 @@
 """The updates: backward, apply, discard. Holds actor, critic, their optimizers and the KL coefficients.
 
-Each loss is normalised over the whole mini-batch, so micro-batches and ranks change nothing. Knows no files, guards
-or snapshots; its state is plain tensors and JSON.
+Each loss is normalised over the whole mini-batch, so micro-batches and ranks change nothing. Knows no files,
+guards or snapshots; its state is plain tensors and JSON.
 """
 
 from __future__ import annotations

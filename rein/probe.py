@@ -1,7 +1,7 @@
 """The KL that is watched: exact KL(actor || reference) over the vocabulary on fixed held-out rows.
 
-The reference's last hidden states on those rows and its head are kept from the start, so no second model stays in
-memory: [R, H] and [V, H] numbers. Needs no behavior log-probs.
+The reference's last hidden states on those rows and its head are kept from the start, so no second model
+stays in memory: [R, H] and [V, H] numbers. Needs no behavior log-probs.
 """
 
 from __future__ import annotations

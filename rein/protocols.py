@@ -1,6 +1,7 @@
 """What can be replaced, on one page: each protocol says what the loop needs and nothing more.
 
-B rows, T right-padded response positions. Models read packed rows inside and answer with `[B, T]` tensors outside.
+B rows, T right-padded response positions. Models read packed rows inside and answer with `[B, T]` tensors
+outside.
 """
 
 from __future__ import annotations

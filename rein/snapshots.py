@@ -1,7 +1,7 @@
 """Run state on disk: saved whole or not at all, verified on load, older ones kept until the new one is complete.
 
-A snapshot is a folder `step-<number>` holding tensors.safetensors and state.json; state.json carries the sha256 of the
-tensors and its own. No pickle is ever read. Knows nothing of what the state means.
+A snapshot is a folder `step-<number>` holding tensors.safetensors and state.json; state.json carries the
+sha256 of the tensors and its own. No pickle is ever read. Knows nothing of what the state means.
 """
 
 from __future__ import annotations

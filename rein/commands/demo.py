@@ -1,8 +1,8 @@
 """`rein demo`: from nothing to a better model on two CPU cores, with nothing faked.
 
-Makes the addition task's data and a fresh tiny model under the run folder, then runs the packaged recipe demo.yaml.
-`reward=exact` (default) is the verifier, `noisy` accepts a fixed 40 % of the wrong answers, `model` is a reward model
-trained on stored preference pairs. Accuracy is always measured against the truth.
+Makes the addition task's data and a fresh tiny model under the run folder, then runs the packaged recipe
+demo.yaml. `reward=exact` (default) is the verifier, `noisy` accepts a fixed 40 % of the wrong answers,
+`model` is a reward model trained on stored preference pairs. Accuracy is always measured against the truth.
 """
 
 from __future__ import annotations

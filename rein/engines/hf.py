@@ -1,7 +1,7 @@
 """Batched decoding with a Hugging Face causal LM in this process.
 
-Prompts are sorted by length and left-padded; each is read once and its cache shared by its n answers; rows that end
-leave the batch.
+Prompts are sorted by length and left-padded; each is read once and its cache shared by its n answers; rows
+that end leave the batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One decoding step: logits in, chosen ids and their log-probs out.
 
-Log-probs are of the full softmax at the temperature, before top-p cuts anything: what a trained policy can reproduce.
+Log-probs are of the full softmax at the temperature, before top-p cuts anything: what a trained policy can
+reproduce.
 """
 
 import torch

@@ -1,7 +1,8 @@
 """Advantage estimators: token-level rewards and values in, advantages and returns out.
 
-B rows by T right-padded positions; masks are True where a token counts. Positions that do not count (padding, tool
-tokens) hand the state through untouched. Whitening is the caller's choice. Knows nothing of models or recipes.
+B rows by T right-padded positions; masks are True where a token counts. Positions that do not count (padding,
+tool tokens) hand the state through untouched. Whitening is the caller's choice. Knows nothing of models or
+recipes.
 """
 
 import torch

@@ -1,7 +1,8 @@
 """Estimators of KL(actor || reference) per token, the coefficient's controller, and what may restrain what.
 
 x = log pi_actor, r = log pi_ref of the sampled token, z = r - x, in nats. Names and clamps as in verl
-(core_algos.kl_penalty); k3_soft and `off_policy_kl` are made for stored data, whose tokens the actor did not sample.
+(core_algos.kl_penalty); k3_soft and `off_policy_kl` are made for stored data, whose tokens the actor did not
+sample.
 """
 
 from collections.abc import Callable
@@ -78,8 +79,8 @@ def off_policy_kl(
 ) -> Tensor:
     """(ref / mu) (w log w - w + 1) with w = actor / ref, per token, [B, T]: never negative.
 
-    Under tokens of the behavior policy mu its expectation at a state is KL(actor || ref). Log-ratios are clamped at
-    20; `cap` bounds the value for a lighter tail (and a bias).
+    Under tokens of the behavior policy mu its expectation at a state is KL(actor || ref). Log-ratios are
+    clamped at 20; `cap` bounds the value for a lighter tail (and a bias).
     """
     log_w = (log_probs - ref_log_probs).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     log_c = (ref_log_probs - behavior_log_probs).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)

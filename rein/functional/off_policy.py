@@ -1,7 +1,7 @@
 """Importance weights of stored data: rho = old / behavior, and what they say of how far the data is from the actor.
 
-B rows by T positions; weights are detached. Ratios are old minus behavior in log space: behavior is who wrote the
-data, old is the actor at the start of this batch's updates.
+B rows by T positions; weights are detached. Ratios are old minus behavior in log space: behavior is who wrote
+the data, old is the actor at the start of this batch's updates.
 """
 
 import torch

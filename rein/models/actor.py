@@ -1,7 +1,7 @@
 """The policy over packed rows: log-probs, entropies and exact divergences of stored responses.
 
-R counts response tokens. The head runs in chunks of positions, so the logits of a pack are never held at once; in
-training each chunk's are recomputed for the backward pass.
+R counts response tokens. The head runs in chunks of positions, so the logits of a pack are never held at
+once; in training each chunk's are recomputed for the backward pass.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def load_actor(
 ) -> Actor:
     """The policy of a Hugging Face folder, with new adapters if lora_rank > 0.
 
-    Raises ConfigError for a missing path, CheckpointError for an unreadable folder or an architecture whose packed
-    forward does not equal its plain one.
+    Raises ConfigError for a missing path, CheckpointError for an unreadable folder or an architecture whose
+    packed forward does not equal its plain one.
     """
     tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code, where=where)
     model = load_causal_lm(path, dtype=dtype, trust_remote_code=trust_remote_code, where=where)

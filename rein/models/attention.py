@@ -1,7 +1,7 @@
 """Attention over a pack, registered with transformers as `rein_packed`: each row attends to itself alone.
 
-No mask over the pack is ever built: rows of like length form blocks, and causal attention inside a right-padded block
-needs none. Called without a pack (generation with a cache) it is transformers' own sdpa.
+No mask over the pack is ever built: rows of like length form blocks, and causal attention inside a
+right-padded block needs none. Called without a pack (generation with a cache) it is transformers' own sdpa.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hugging Face folders to modules and back: tokenizer, weights, stop ids, adapters.
 
-Folders are checked before transformers is asked, so that a wrong path is never taken for a name on a hub. Dropout is
-off in every model: ratios of PPO must start at 1.
+Folders are checked before transformers is asked, so that a wrong path is never taken for a name on a hub.
+Dropout is off in every model: ratios of PPO must start at 1.
 """
 
 from __future__ import annotations

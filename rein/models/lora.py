@@ -1,7 +1,7 @@
 """LoRA on a loaded model, and the fused weights of a live one.
 
-Adapters are injected in place (peft). Fusing computes W + scale B A in the base weight's precision or float32,
-whichever is wider, on a copy: the live model is untouched.
+Adapters are injected in place (peft). Fusing computes W + scale B A in the base weight's precision or
+float32, whichever is wider, on a copy: the live model is untouched.
 """
 
 from __future__ import annotations

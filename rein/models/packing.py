@@ -1,7 +1,8 @@
 """Rows laid end to end without padding, and where each response token's state lies in the pack.
 
-B rows become one sequence of N tokens; positions restart at each row. Attention needs rows apart: `groups` says, for
-rows of like length, which pack positions form each row, so that attention runs on small [rows, length] blocks.
+B rows become one sequence of N tokens; positions restart at each row. Attention needs rows apart: `groups`
+says, for rows of like length, which pack positions form each row, so that attention runs on small [rows,
+length] blocks.
 """
 
 from __future__ import annotations

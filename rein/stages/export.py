@@ -1,7 +1,7 @@
 """A trained model as a plain Hugging Face folder that `transformers` loads by itself.
 
-Adapters are fused, the tokenizer and generation settings kept, and the written folder is loaded again and compared
-with what was to be exported before it takes its place.
+Adapters are fused, the tokenizer and generation settings kept, and the written folder is loaded again and
+compared with what was to be exported before it takes its place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bradley-Terry reward model from preference pairs: pairs in, a sequence-classification folder out.
 
-Pairs of held-out prompts measure accuracy and margin before and after. Writes reward/model, reward/metrics.jsonl and
-manifest.json.
+Pairs of held-out prompts measure accuracy and margin before and after. Writes reward/model,
+reward/metrics.jsonl and manifest.json.
 """
 
 from __future__ import annotations

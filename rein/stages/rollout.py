@@ -1,7 +1,7 @@
 """Stored prompts -> trajectories: token ids, log-probs at the sampling temperature, finish reason, policy version.
 
-Writes rollout/trajectories.parquet and manifest.json. A sample of the rows is scored again by the training forward
-and the largest difference is written into the file's metadata.
+Writes rollout/trajectories.parquet and manifest.json. A sample of the rows is scored again by the training
+forward and the largest difference is written into the file's metadata.
 """
 
 from __future__ import annotations

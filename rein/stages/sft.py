@@ -1,7 +1,7 @@
 """Causal LM fine-tuning on stored responses: prompt + response or chat messages in, a model folder out.
 
-The loss is the negative log-likelihood of response tokens only, over the counted tokens of the whole batch. Writes
-sft/model, sft/metrics.jsonl and manifest.json.
+The loss is the negative log-likelihood of response tokens only, over the counted tokens of the whole batch.
+Writes sft/model, sft/metrics.jsonl and manifest.json.
 """
 
 from __future__ import annotations

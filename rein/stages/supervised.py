@@ -40,8 +40,8 @@ def descend(
 ) -> Metrics:
     """Run steps up to `total`, from the newest snapshot of the same settings.
 
-    Raises GuardStop when the loss or gradient is not finite, Interrupted after a signal, CheckpointError when the
-    snapshot was made with other settings.
+    Raises GuardStop when the loss or gradient is not finite, Interrupted after a signal, CheckpointError when
+    the snapshot was made with other settings.
     """
     snapshots = Snapshots(folder / "snapshots", keep=1)
     mark = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,7 +1,8 @@
 """Offline PPO: stored trajectories in, a better actor out. The loop of the whole project, on a page.
 
-Reads scored trajectories; writes train/{best,last,critic}, snapshots, metrics.jsonl and manifest.json. The updates
-need no generation; validation does. What the loop stands on is opened in train_open.py and held in train_job.py.
+Reads scored trajectories; writes train/{best,last,critic}, snapshots, metrics.jsonl and manifest.json. The
+updates need no generation; validation does. What the loop stands on is opened in train_open.py and held in
+train_job.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a [B, T] matrix of token losses becomes one number.
 
-Denominators are those of the whole mini-batch over all micro-batches and ranks, handed in, so that any cut gives the
-same sum. Without them the matrix at hand is the whole.
+Denominators are those of the whole mini-batch over all micro-batches and ranks, handed in, so that any cut
+gives the same sum. Without them the matrix at hand is the whole.
 """
 
 import torch
