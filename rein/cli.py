@@ -131,15 +131,15 @@ def _dispatch(arguments: argparse.Namespace) -> None:
 
     console = Console()
     if arguments.verb == "demo":
-        from rein.commands import demo
+        from rein.commands.demo import run as demo
 
-        demo.run(arguments.words, console)
+        demo(arguments.words, console)
         return
     recipe = _recipe(arguments, console)
     if arguments.verb == "check":
-        from rein.commands import check
+        from rein.commands.check import run as check
 
-        check.run(recipe, console, rehearse=arguments.rehearse)
+        check(recipe, console, rehearse=arguments.rehearse)
         return
     from rein.stages import pipeline
 

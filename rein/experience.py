@@ -27,7 +27,7 @@ from rein.protocols import Actor, Critic
 from rein.types import Experience, Floats, Metrics, Trajectory
 
 
-def padded(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:  # type: ignore[type-arg]
+def padded(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
     """[B, T], right-padded with 0."""
     width = max(len(a) for a in arrays)
     out = torch.zeros(len(arrays), width, dtype=dtype)
@@ -41,7 +41,7 @@ def in_micro_batches(
     budget: int,
     compute: Callable[[list[Trajectory], Tensor], Tensor],  # rows, temperature [b] -> [b, t]
 ) -> Tensor:
-    """Run `compute` on token-budget micro-batches without gradient and put the answers back in order, [B, T]."""
+    """`compute` on token-budget micro-batches, without gradient; the answers back in order, [B, T]."""
     lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     out: Tensor | None = None
     with torch.no_grad():
@@ -62,7 +62,7 @@ def reference_log_probs(
     budget: int,
     advance: Callable[[int], None],
 ) -> dict[str, Floats]:
-    """log pi_ref of every row by row key: from the cache, the rest by forward passes that the cache then keeps."""
+    """log pi_ref of every row by row key: from the cache, else by a forward pass, which the cache keeps."""
     found: dict[str, Floats] = {}
     missing: dict[str, Trajectory] = {}
     for row in rows:
@@ -100,7 +100,10 @@ class ExperienceMaker:
         self.corrected = corrected
 
     def make(self, rows: list[Trajectory], kl_coef_in_reward: float) -> Experience:
-        """Score, weigh and estimate one batch. Raises DataError when a row makes a model say something not finite."""
+        """Score, weigh and estimate one batch.
+
+        Raises DataError for a row to which the actor gives a log-prob that is not finite.
+        """
         budget = self.recipe.actor.ppo_max_token_len_per_gpu
         mask = padded([row.response_mask for row in rows], torch.bool)
         old = in_micro_batches(rows, budget, lambda part, temp: self.actor.log_probs(part, temp)[0])

@@ -54,7 +54,7 @@ POLICY_LOSSES: dict[str, Callable[[Recipe], TokenLoss]] = {"ppo_clip": _ppo_clip
 
 
 class Learner:
-    """One mini-batch at a time: `backward` leaves the weights alone, `apply` moves them, `discard` does not."""
+    """One mini-batch at a time: `backward` leaves the weights alone, `apply` moves them, `discard` never."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Learner:
         self._grad_norms: dict[str, float] = {}
 
     def updates(self, rows: int, batch: int) -> list[Update]:
-        """The plan for a batch of `rows`: the critic's epochs, then the actor's, each in its own mini-batches.
+        """The plan for a batch of `rows`: the critic's epochs, then the actor's, each in its mini-batches.
 
         A function of the seed and the batch's number alone, so a resumed run makes the same plan.
         """
@@ -178,7 +178,8 @@ class Learner:
     def _critic_loss(
         self, e: Experience, index: Tensor, tokens: float, counted: float
     ) -> tuple[Tensor, Metrics]:
-        assert self.critic is not None and e.returns is not None
+        assert self.critic is not None
+        assert e.returns is not None
         values = self.critic.values([e.rows[i] for i in index.tolist()])
         width = values.shape[1]
         mask = e.response_mask[index, :width]

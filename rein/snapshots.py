@@ -1,4 +1,4 @@
-"""Run state on disk: saved whole or not at all, verified on load, older ones kept until the new one is complete.
+"""Run state on disk: saved whole or not at all, verified on load, older ones kept until the new one is whole.
 
 A snapshot is a folder `step-<number>` holding tensors.safetensors and state.json; state.json carries the
 sha256 of the tensors and its own. No pickle is ever read. Knows nothing of what the state means.
@@ -39,7 +39,7 @@ class Snapshots:
         self.folder, self.keep = folder, keep
 
     def save(self, number: int, state: RunState) -> Path:
-        """Write beside, fsync, rename; then rotate. Raises CheckpointError with the older snapshots untouched."""
+        """Write beside, fsync, rename; then rotate. Raises CheckpointError; the older snapshots stay."""
         target = self.folder / f"step-{number}"
         draft = self.folder / f".draft-{uuid.uuid4().hex[:8]}"
         try:

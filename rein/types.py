@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -38,8 +38,8 @@ class TokenRow(Protocol):
 class Prompt:
     """One prompt to answer.
 
-    Prompt(where="test.parquet row 3", messages=[{"role": "user", "content": "347+258="}], prompt_ids=[5, 6, 9, ...],
-           ground_truth="605", data_source="addition", extra_info={})
+    Prompt(where="test.parquet row 3", messages=[{"role": "user", "content": "347+258="}],
+           prompt_ids=[5, 6, 9, ...], ground_truth="605", data_source="addition", extra_info={})
     """
 
     where: str
@@ -83,8 +83,9 @@ class PreferencePair:
 class Trajectory:
     """One stored prompt + response: one row.
 
-    Trajectory(where="part-0.parquet row 7", prompt_ids=[5, 6, 9], response_ids=[3, 1], response_mask=[True, True],
-               behavior_log_probs=[-0.1, -0.7], score=1.0, finish_reason="stop", temperature=1.0, group="347+258=", ...)
+    Trajectory(where="part-0.parquet row 7", prompt_ids=[5, 6, 9], response_ids=[3, 1],
+               response_mask=[True, True], behavior_log_probs=[-0.1, -0.7], score=1.0, finish_reason="stop",
+               temperature=1.0, group="347+258=", ...)
     """
 
     where: str
@@ -137,7 +138,7 @@ def prompt_text(messages: list[Message] | str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine gives back for one prompt: sampled ids with their log-probs at the sampling temperature."""
+    """An engine's answer to one prompt: sampled ids with their log-probs at the sampling temperature."""
 
     response_ids: Ids
     log_probs: Floats
@@ -146,7 +147,10 @@ class Completion:
 
 @dataclass(slots=True)
 class Experience:
-    """A batch made ready for updates: stored rows with what the models say of them. All tensors `[B, T]` but temperature."""
+    """A batch made ready for updates: stored rows with what the models say of them.
+
+    All tensors are `[B, T]` but temperature.
+    """
 
     rows: list[Trajectory]
     response_mask: Tensor
@@ -170,7 +174,7 @@ class Update:
     number: int  # its place in the batch's plan
 
 
-class Action(str, Enum):
+class Action(StrEnum):
     """What a verdict asks for."""
 
     CONTINUE = "continue"

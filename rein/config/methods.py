@@ -1,4 +1,7 @@
-"""The table of methods: what `algorithm.method` fixes. Imports nothing, so that a recipe is checked without torch."""
+"""The table of methods: what `algorithm.method` fixes.
+
+Imports nothing, so that a recipe is checked without torch.
+"""
 
 from dataclasses import dataclass
 

@@ -23,7 +23,10 @@ STOP_TEXT_WINDOW = 16  # tokens decoded to look for a stop text
 
 
 class HfEngine:
-    """Implements protocols.RolloutEngine. `stop_ids` end a response and belong to it; so does the token that completes a stop text."""
+    """Implements protocols.RolloutEngine.
+
+    `stop_ids` end a response and belong to it; so does the token that completes a stop text.
+    """
 
     def __init__(
         self,
@@ -83,8 +86,8 @@ class HfEngine:
         room = min(max_new_tokens, context - len(longest.prompt_ids))
         if room < 1:
             raise EngineError(
-                f"{longest.where}: prompt of {len(longest.prompt_ids)} tokens fills the model's context of {context}; "
-                "set data.max_prompt_length lower"
+                f"{longest.where}: prompt of {len(longest.prompt_ids)} tokens fills the model's context "
+                f"of {context}; set data.max_prompt_length lower"
             )
         return room
 
@@ -95,7 +98,7 @@ class _Decode:
     def __init__(
         self,
         engine: HfEngine,
-        prompts: list[np.ndarray],  # type: ignore[type-arg]
+        prompts: list[np.ndarray],
         n: int,
         room: int,
         temperature: float,

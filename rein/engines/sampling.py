@@ -15,7 +15,7 @@ def choose(
     top_p: float,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Ids and log-probs, [B] each. Greedy log-probs are those at temperature 1: a temperature of 0 never divides."""
+    """Ids and log-probs, [B] each; greedy log-probs are those at temperature 1, for 0 never divides."""
     wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     log_p = torch.log_softmax(wide / temperature if temperature > 0 else wide, -1)
     if temperature == 0:
@@ -34,7 +34,7 @@ def choose(
 
 
 def _nucleus(p: Tensor, top_p: float) -> Tensor:
-    """The smallest set of tokens whose mass reaches top_p keeps its probability; the rest is 0 (arXiv:1904.09751)."""
+    """The smallest set of tokens whose mass reaches top_p keeps it, the rest is 0 (arXiv:1904.09751)."""
     ordered, order = p.sort(-1, descending=True)
     keep = ordered.cumsum(-1) - ordered < top_p
     return torch.zeros_like(p).scatter(-1, order, ordered.where(keep, 0))

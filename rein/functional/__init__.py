@@ -1,1 +1,4 @@
-"""The algorithm's mathematics: pure functions of tensors and keyword floats. Imports torch and itself, nothing else."""
+"""The algorithm's mathematics: pure functions of tensors and keyword floats.
+
+Imports torch and itself, nothing else.
+"""

@@ -31,7 +31,7 @@ def k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
 
 
 def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """e^z - z - 1 with z clamped to +-20 and the value to +-10 (verl's low_var_kl): no gradient where a clamp acts."""
+    """e^z - z - 1, z clamped to +-20 and the value to +-10 (verl's low_var_kl): no gradient in a clamp."""
     z = (ref_log_probs - log_probs).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     return (z.exp() - z - 1).clamp(-K3_CAP, K3_CAP)
 
@@ -62,7 +62,7 @@ def kl_penalty(
     ref_log_probs: Tensor,  # [B, T]
     kind: str,
 ) -> Tensor:
-    """The estimator called `kind`, [B, T]; `kind+` has its value and the gradient of k2 (verl's straight-through form)."""
+    """The estimator called `kind`, [B, T]; `kind+` has its value and the gradient of k2 (as in verl)."""
     value = BASE_KINDS[kind.removesuffix("+")](log_probs, ref_log_probs)
     if not kind.endswith("+"):
         return value
@@ -91,6 +91,6 @@ def off_policy_kl(
 
 
 def adaptive_kl_coef(kl_coef: float, kl: float, *, rows: int, target_kl: float, horizon: float) -> float:
-    """beta * clip(1 + clip(KL / target - 1, +-0.2) rows / horizon, 0.5, 2) (arXiv:1909.08593, section 2.2, bounded)."""
+    """beta * clip(1 + clip(KL / target - 1, +-0.2) rows / horizon, 0.5, 2): arXiv:1909.08593, 2.2;."""
     error = min(max(kl / target_kl - 1, -0.2), 0.2)
     return kl_coef * min(max(1 + error * rows / horizon, 0.5), 2.0)

@@ -26,7 +26,7 @@ def entropy_of(
     logits: Tensor,  # [R, V]
     temperature: Tensor | None = None,  # [R]
 ) -> Tensor:
-    """H = logsumexp(z) - sum softmax(z) z with z = logits / T -> [R], nats. A logit of -inf counts as probability 0."""
+    """H = logsumexp(z) - sum softmax(z) z, z = logits / T -> [R], nats; a logit of -inf is probability 0."""
     log_p = torch.log_softmax(_scaled(logits, temperature), -1)
     p = log_p.exp()
     return -(p * log_p.where(p > 0, 0)).sum(-1)

@@ -1,4 +1,4 @@
-"""Importance weights of stored data: rho = old / behavior, and what they say of how far the data is from the actor.
+"""Importance weights of stored data, rho = old / behavior, and what they say of its distance from the actor.
 
 B rows by T positions; weights are detached. Ratios are old minus behavior in log space: behavior is who wrote
 the data, old is the actor at the start of this batch's updates.
@@ -20,7 +20,7 @@ def token_weights(
     *,
     threshold: float,
 ) -> Tensor:
-    """w_t = min(exp(clamp(old - behavior, +-20)), threshold) (truncated IS, Ionides 2008); 0 at masked positions."""
+    """w_t = min(exp(clamp(old - behavior, +-20)), threshold) (truncated IS, Ionides 2008); 0 where masked."""
     log_ratio = (old_log_probs - behavior_log_probs).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     return log_ratio.exp().clamp(max=threshold).where(mask, 0)
 
@@ -33,7 +33,7 @@ def diagnostics(
     *,
     threshold: float,
 ) -> dict[str, float]:
-    """Raw weights in float64, before any bound: mean, largest, share above the bound, effective sample size of rows.
+    """Raw weights in float64, before any bound: mean, largest, share above the bound, effective sample size.
 
     ESS = (sum w)^2 / sum w^2 over rows, as a share of the rows; 0 when all weights are 0.
     """

@@ -10,7 +10,10 @@ def bradley_terry_loss(
     rejected: Tensor,  # [B]
     margin: Tensor | None = None,  # [B]
 ) -> Tensor:
-    """-log sigmoid(s_chosen - s_rejected - margin) per pair, [B] (arXiv:2203.02155, eq. 1; margin: 2307.09288, eq. 2)."""
+    """-log sigmoid(s_chosen - s_rejected - margin) per pair, [B].
+
+    arXiv:2203.02155, eq. 1; margin: arXiv:2307.09288, eq. 2.
+    """
     gap = chosen - rejected
     return -logsigmoid(gap if margin is None else gap - margin)
 

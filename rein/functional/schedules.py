@@ -4,7 +4,7 @@ import math
 
 
 def lr_multiplier(step: int, *, total: int, kind: str, warmup: int, min_ratio: float) -> float:
-    """Linear warm-up over `warmup` steps, then constant 1 or a half cosine down to `min_ratio` at the last step.
+    """Linear warm-up over `warmup` steps, then constant 1, or a half cosine to `min_ratio` at the last step.
 
     cosine: min + (1 - min) (1 + cos(pi p)) / 2, p = (step - warmup) / (total - 1 - warmup). The first warm-up
     step already moves: (step + 1) / warmup.

@@ -78,7 +78,7 @@ class Actor:
         ref_hidden: Tensor,  # [R, H]  of the reference on the same rows
         ref_head: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """KL(actor || reference) over the whole vocabulary and the actor's entropy, [B, T] each, nats per token."""
+        """KL(actor || reference) over the vocabulary and the actor's entropy, [B, T] each, nats per token."""
         packed, hidden = self.hidden(rows)
         per_token = temperature.to(hidden.dtype).index_select(0, packed.row)
 
@@ -136,7 +136,10 @@ def load_actor(
 
 
 def enable_checkpointing(model: Any) -> None:
-    """Recompute each block in the backward pass. Inputs carry a gradient so that frozen trunks with adapters learn."""
+    """Recompute each block in the backward pass.
+
+    Inputs carry a gradient, without which adapters on a frozen trunk would get none.
+    """
     model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()
 

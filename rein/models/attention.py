@@ -44,36 +44,40 @@ def packed_attention(
         raise ConfigError(
             "model: attention with a soft cap is not supported on packed rows yet; use another model"
         )
-    heads = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]  # [N, H, D]
-    parts = [_attend(*(h[g.start : g.stop] for h in heads), g, scaling, sliding_window) for g in packing]
+    q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [N, H, D]
+    cuts = [(slice(group.start, group.stop), group) for group in packing]
+    parts = [_attend(q[cut], k[cut], v[cut], group, scaling, sliding_window) for cut, group in cuts]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
 
 
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, group: Group, scaling: float | None, window: int | None
 ) -> Tensor:
-    blocks = []
-    for tensor in (query, key, value):
-        if group.scatter is not None:
-            padded = tensor.new_zeros((group.rows * group.length, *tensor.shape[1:]))
-            tensor = padded.index_copy(0, group.scatter, tensor)
-        blocks.append(
-            tensor.view(group.rows, group.length, *tensor.shape[1:]).transpose(1, 2)
-        )  # [rows, H, L, D]
+    q, k, v = (_block(tensor, group) for tensor in (query, key, value))
     mask = None
     if window is not None and window < group.length:
         distance = torch.arange(group.length, device=query.device)
         gap = distance[:, None] - distance[None, :]
         mask = (gap >= 0) & (gap < window)
     out = scaled_dot_product_attention(
-        *blocks,
+        q,
+        k,
+        v,
         attn_mask=mask,
         is_causal=mask is None,
         scale=scaling,
-        enable_gqa=blocks[0].shape[1] != blocks[1].shape[1],
+        enable_gqa=q.shape[1] != k.shape[1],
     )
     flat = out.transpose(1, 2).reshape(group.rows * group.length, *query.shape[1:])
     return flat if group.scatter is None else flat.index_select(0, group.scatter)
+
+
+def _block(tensor: Tensor, group: Group) -> Tensor:
+    """[N, H, D] -> [rows, H, length, D], right-padded with 0."""
+    if group.scatter is not None:
+        padded = tensor.new_zeros((group.rows * group.length, *tensor.shape[1:]))
+        tensor = padded.index_copy(0, group.scatter, tensor)
+    return tensor.view(group.rows, group.length, *tensor.shape[1:]).transpose(1, 2)
 
 
 def _mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
@@ -85,7 +89,7 @@ def _mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> T
 
 
 def register() -> None:
-    """Make `attn_implementation="rein_packed"` known to transformers, and keep its bars and hints off the terminal."""
+    """Make `rein_packed` known to transformers, and keep its bars and hints off the terminal."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     AttentionInterface.register(NAME, packed_attention)

@@ -55,7 +55,7 @@ def load_critic(
     seed: int = 0,
     where: str = "critic.model.path",
 ) -> Critic:
-    """A critic from an LM folder (new head, at zero) or from a reward model or critic folder (its head kept)."""
+    """A critic from an LM folder (new head, at zero) or a reward model or critic folder (its head kept)."""
     model = load_scalar_model(path, dtype=dtype, trust_remote_code=trust_remote_code, where=where)
     if lora_rank:
         add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules, seed=seed)

@@ -21,7 +21,7 @@ ADAPTER = "default"
 def add_lora(
     model: nn.Module, *, rank: int, alpha: float, target_modules: str | list[str], seed: int
 ) -> None:
-    """Freeze `model` and put trainable adapters on its linear layers; their start leaves the outputs unchanged."""
+    """Freeze `model` and put trainable adapters on its linear layers; at first they change no output."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     targets = _linear_layers(model) if target_modules == "all-linear" else target_modules

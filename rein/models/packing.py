@@ -27,9 +27,7 @@ class Group:
     stop: int
     rows: int
     length: int
-    scatter: (
-        Tensor | None
-    )  # [stop - start] block position of each pack position; None: the block has no padding
+    scatter: Tensor | None  # [stop - start] block position of each pack position; None: no padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def pack(rows: Sequence[TokenRow], device: torch.device | str = "cpu") -> Packed
         last[i] = offset - 1
     sorted_lengths = [lengths[i] for i in order]
 
-    def tensor(parts: list[np.ndarray]) -> Tensor:  # type: ignore[type-arg]
+    def tensor(parts: list[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(device)
 
     return Packed(

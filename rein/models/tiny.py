@@ -1,4 +1,4 @@
-"""A tiny Qwen2-shaped model and character tokenizer made on the spot: the demo's start and the tests' models."""
+"""A tiny Qwen2-shaped model and character tokenizer made on the spot: the demo's start, the tests' models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_tiny(
     layers: int = 3,
     characters: str = "0123456789+-=;#",
 ) -> Path:
-    """Write a fresh Qwen2 model (0.6M parameters by default: 4 heads, 2 key-value heads, tied) with its tokenizer."""
+    """Write a fresh Qwen2 model (by default 0.6M parameters; 4 heads over 2, tied) and its tokenizer."""
     register()  # keeps transformers' bars off the terminal
     tokenizer = tiny_tokenizer(characters)
     config = Qwen2Config(

@@ -1,1 +1,1 @@
-"""How a run sits on the machine: processes, optimizer steps, seeds, signals. Applied from outside the models."""
+"""How a run sits on the machine: processes, optimizer, seeds, signals; applied from outside the models."""

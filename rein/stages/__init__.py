@@ -1,1 +1,1 @@
-"""One verb each; the only place that composes. Stages never import each other: pipeline.py alone lists them."""
+"""One verb each; the only place that composes. Stages never import stages: pipeline.py alone lists them."""

@@ -48,20 +48,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         stop_ids=set(stop_ids(trunk, tokenizer)),
         vocab_size=len(tokenizer),
     )
-    files = paths.reward_files(recipe)
-    loaded = load_pairs(files, encoder, recipe.data)
-    for note in loaded.notes:
-        console.say(f"data: {note}")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_rejects(folder / "rejects.jsonl", loaded.rejects)
-    rows, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
-    console.say(
-        f"rows: {loaded.total} in, {len(loaded.rejects)} rejected, {len(held_out)} held out, {len(rows)} trained"
-    )
-    if reward.batch_size > len(rows):
-        raise ConfigError(
-            f"reward.batch_size {reward.batch_size} is larger than the {len(rows)} pairs to train on; lower it"
-        )
+    rows, held_out, counts = _load_rows(recipe, console, encoder)
     options = recipe.model.model_dump(exclude={"path"})
     model = load_reward_model(trunk, seed=derive(recipe.seed, "reward"), where="reward.path", **options)
     per_epoch = -(-len(rows) // reward.batch_size)
@@ -97,13 +84,28 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     )
     model.save(folder / "model")
     forget(folder)
-    counts = {
-        "in": loaded.total,
-        "rejected": len(loaded.rejects),
-        "held_out": len(held_out),
-        "trained": len(rows),
-    }
     return {"rows": counts, "steps": total, "metrics": metrics, "held_out_before": before, "held_out": after}
+
+
+def _load_rows(
+    recipe: Recipe, console: Console, encoder: Encoder
+) -> tuple[list[PreferencePair], list[PreferencePair], dict[str, int]]:
+    """The pairs to train on, those held out, and how many went where."""
+    folder, size = paths.stage_dir(recipe, "reward"), recipe.reward.batch_size
+    loaded = load_pairs(paths.reward_files(recipe), encoder, recipe.data)
+    for note in loaded.notes:
+        console.say(f"data: {note}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_rejects(folder / "rejects.jsonl", loaded.rejects)
+    rows, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
+    counts = {"in": loaded.total, "rejected": len(loaded.rejects)}
+    counts |= {"held_out": len(held_out), "trained": len(rows)}
+    console.say("rows: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
+    if size > len(rows):
+        raise ConfigError(
+            f"reward.batch_size {size} is larger than the {len(rows)} pairs to train on; lower it"
+        )
+    return rows, held_out, counts
 
 
 def _sides(pairs: Sequence[PreferencePair]) -> list[Side]:

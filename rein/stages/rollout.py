@@ -1,4 +1,4 @@
-"""Stored prompts -> trajectories: token ids, log-probs at the sampling temperature, finish reason, policy version.
+"""Stored prompts -> trajectories: token ids, log-probs at the sampling temperature, finish reason, version.
 
 Writes rollout/trajectories.parquet and manifest.json. A sample of the rows is scored again by the training
 forward and the largest difference is written into the file's metadata.
@@ -40,7 +40,8 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         console.say(f"data: {note}")
     prompts = loaded.rows[: rollout.max_prompts]
     console.say(
-        f"prompts: {loaded.total} in, {len(loaded.rejects)} rejected, {len(prompts)} answered {rollout.n} times"
+        f"prompts: {loaded.total} in, {len(loaded.rejects)} rejected, "
+        f"{len(prompts)} answered {rollout.n} times"
     )
     engine = HfEngine(
         actor.model, actor.tokenizer, actor.stop_ids, batch_size=rollout.batch_size, stop_texts=rollout.stop

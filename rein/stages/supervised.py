@@ -62,7 +62,8 @@ def descend(
                 norm = metrics["train/grad_norm"] = optimizer.grad_norm()
                 if not (math.isfinite(norm) and math.isfinite(metrics[LOSS_KEY])):
                     raise GuardStop(
-                        f"{what}: step {optimizer.step + 1} has loss {metrics[LOSS_KEY]} and gradient norm {norm}; "
+                        f"{what}: step {optimizer.step + 1} has loss {metrics[LOSS_KEY]} "
+                        f"and gradient norm {norm}; "
                         "lower the learning rate or check the rows"
                     )
                 optimizer.apply(norm)
@@ -83,7 +84,7 @@ def descend(
 
 
 def forget(folder: Path) -> None:
-    """The stage is finished: its snapshots served their purpose, and other settings may follow in this folder."""
+    """The stage is finished: drop its snapshots, so that other settings may follow in this folder."""
     Snapshots(folder / "snapshots").clear()
 
 
@@ -101,8 +102,8 @@ def _resume(
         return
     if state.meta["settings"] != mark:
         raise CheckpointError(
-            f"{snapshots.folder}: an unfinished run with other settings or rows; use the same recipe, another out=, "
-            "or start anew with resume=never"
+            f"{snapshots.folder}: an unfinished run with other settings or rows; use the same recipe, "
+            "another out=, or start anew with resume=never"
         )
     optimizer.restore(state.tensors, state.meta["optimizer"])
     console.say(f"resume: {what} from step {optimizer.step}")

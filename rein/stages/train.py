@@ -36,7 +36,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
 
 
 def rehearse(recipe: Recipe, console: Console) -> Metrics:
-    """Two updates of each role on 16 of the real rows, thrown away: the small rehearsal before the big run."""
+    """Two updates of each role on 16 of the real rows, thrown away: the rehearsal before the big run."""
     job = open_job(recipe, console, rehearsal=True)
     metrics: Metrics = {}
     try:

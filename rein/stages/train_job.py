@@ -1,4 +1,4 @@
-"""What the training loop stands on: opened models, rows, tracker, snapshots and the cursor. Part of stages/train.py."""
+"""What the training loop stands on: models, rows, tracker, snapshots, cursor. Part of stages/train.py."""
 
 from __future__ import annotations
 
@@ -32,17 +32,7 @@ from rein.tracking.fanout import Fanout
 from rein.types import Experience, Metrics, Trajectory, Update
 from rein.validator import Validator
 
-EXPERIENCE_TENSORS = (
-    "response_mask",
-    "temperature",
-    "old_log_probs",
-    "advantages",
-    "ref_log_probs",
-    "behavior_log_probs",
-    "rollout_is_weights",
-    "values",
-    "returns",
-)
+EXPERIENCE_TENSORS = [f.name for f in dataclasses.fields(Experience) if f.name not in ("rows", "metrics")]
 HELD_OUT_VALUE_ROWS = 256
 
 
@@ -146,10 +136,14 @@ class Job:
 
     def end_fit(self) -> None:
         """The critic explains enough: what is left of the fit is taken out of every count."""
-        left = self.fit_steps - self.cursor.fitted
-        self.fit_steps -= left
-        self.total_updates -= left
-        self.learner.optimizers["critic"].total_steps -= left
+        self._shorten_fit(self.cursor.fitted)
+
+    def _shorten_fit(self, steps: int) -> None:
+        left = self.fit_steps - steps
+        if left:
+            self.fit_steps -= left
+            self.total_updates -= left
+            self.learner.optimizers["critic"].total_steps -= left
 
     def held_out_explained_variance(self) -> float:
         """Explained variance of the stored returns on held-out rows."""
@@ -217,7 +211,7 @@ class Job:
         if self.saved_at == self.cursor.number:
             return
         tensors, learner = self.learner.state()
-        mid = experience is not None and 0 < self.cursor.update
+        mid = experience is not None and self.cursor.update > 0
         if mid:
             for name in EXPERIENCE_TENSORS:
                 tensor = getattr(experience, name)
@@ -257,21 +251,17 @@ class Job:
                     self.console.say(f"resume: the run finished here had other {what}; starting anew")
                     return False
                 raise CheckpointError(
-                    f"{self.snapshots.folder}: an unfinished run with other {what}; use the same recipe and data, "
-                    "another out=, or start anew with resume=never"
+                    f"{self.snapshots.folder}: an unfinished run with other {what}; use the same recipe and "
+                    "data, another out=, or start anew with resume=never"
                 )
         self.learner.restore(state.tensors, meta["learner"])
         self.cursor = Cursor(**meta["cursor"])
         self.best, self.skipped = meta["best"], meta["skipped"]
-        if self.fit_steps != meta["fit_steps"]:
-            left = self.fit_steps - meta["fit_steps"]
-            self.fit_steps -= left
-            self.total_updates -= left
-            self.learner.optimizers["critic"].total_steps -= left
+        self._shorten_fit(meta["fit_steps"])
         self.validated = True
         self.saved_at = self.cursor.number
         if meta["mid_batch"]:
-            found = {
+            found: dict[str, Any] = {
                 name: state.tensors[f"experience/{name}"]
                 for name in EXPERIENCE_TENSORS
                 if f"experience/{name}" in state.tensors

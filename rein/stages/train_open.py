@@ -1,4 +1,7 @@
-"""Opens what the training loop stands on: models, rows, reference, probe, validator; restores. Part of stages/train.py."""
+"""Opens what the training loop stands on: models, rows, reference, probe, validator; restores.
+
+Part of stages/train.py.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ from rein.validator import Validator
 
 
 def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Job:
-    """Open models and rows, compute what is constant, restore the newest snapshot. A rehearsal writes nothing."""
+    """Open models and rows, compute what is constant, restore the newest snapshot.
+
+    A rehearsal restores and writes nothing.
+    """
     method = METHODS[recipe.algorithm.method]
     start = paths.start_policy(recipe, "train")
     actor = load_actor(start, seed=derive(recipe.seed, "actor"), **_model_options(recipe))
@@ -90,8 +96,8 @@ def _load_rows(
     console.say("rows: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
     if recipe.data.train_batch_size > len(train):
         raise ConfigError(
-            f"data.train_batch_size {recipe.data.train_batch_size} is larger than the {len(train)} rows to train on "
-            f"({counts}); set it to {len(train)} or less"
+            f"data.train_batch_size {recipe.data.train_batch_size} is larger than the {len(train)} rows "
+            f"to train on ({counts}); set it to {len(train)} or less"
         )
     return Rows(train, held_out, counts)
 
@@ -104,8 +110,8 @@ def _corrected(recipe: Recipe, console: Console, method: Method, rows: list[Traj
         return False
     if 0 < known < len(rows):
         raise DataError(
-            f"{paths.train_files(recipe)[0]}: {len(rows) - known} of {len(rows)} rows have no behavior_log_probs; "
-            "leave those rows out, or set data.behavior=unknown"
+            f"{paths.train_files(recipe)[0]}: {len(rows) - known} of {len(rows)} rows have no "
+            "behavior_log_probs; leave those rows out, or set data.behavior=unknown"
         )
     if known:
         console.say(
@@ -115,8 +121,8 @@ def _corrected(recipe: Recipe, console: Console, method: Method, rows: list[Traj
         return True
     if wanted == "token":
         raise DataError(
-            f"{paths.train_files(recipe)[0]}: algorithm.rollout_correction.rollout_is=token needs behavior_log_probs, "
-            "which the rows do not have; set it to null or auto"
+            f"{paths.train_files(recipe)[0]}: algorithm.rollout_correction.rollout_is=token needs "
+            "behavior_log_probs, which the rows do not have; set it to null or auto"
         )
     console.say("rollout_correction: auto -> none, the behavior policy is unknown")
     return False
@@ -125,7 +131,7 @@ def _corrected(recipe: Recipe, console: Console, method: Method, rows: list[Traj
 def _references(
     recipe: Recipe, console: Console, method: Method, actor: Actor, rows: list[Trajectory]
 ) -> dict[str, Any] | None:
-    """Reference log-probs of every row. The actor still is the reference here: it was just loaded, and nothing restored."""
+    """Reference log-probs of every row; the actor still is the reference: just loaded, nothing restored."""
     kl_on = recipe.actor.use_kl_loss or recipe.algorithm.use_kl_in_reward
     if not (method.reference and kl_on):
         return None

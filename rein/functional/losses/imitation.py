@@ -1,4 +1,4 @@
-"""Imitation: plain log-likelihood of stored responses, whole or only of rows that score well. Token losses [B, T]."""
+"""Imitation: log-likelihood of stored responses, of all rows or of the good ones. Token losses [B, T]."""
 
 from torch import Tensor
 

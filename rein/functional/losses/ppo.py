@@ -30,7 +30,9 @@ def ppo_clip(
     clip_ratio_high: float,
     clip_ratio_c: float,
 ) -> PolicyLoss:
-    """-min(r A, clip(r, 1 - low, 1 + high) A), and for A < 0 never above -c A (arXiv:1707.06347 eq. 7; 1912.09729 eq. 5).
+    """-min(r A, clip(r, 1 - low, 1 + high) A), and for A < 0 never above -c A.
+
+    arXiv:1707.06347, eq. 7; dual clip: arXiv:1912.09729, eq. 5.
 
     Raises ValueError for c <= 1.
     """

@@ -11,7 +11,10 @@ def value_loss(
     *,
     cliprange_value: float,
 ) -> tuple[Tensor, Tensor]:
-    """max((V - R)^2, (clip(V, V_old +- eps) - R)^2) / 2, and where the clip decides, both [B, T] (as in baselines' PPO2)."""
+    """max((V - R)^2, (clip(V, V_old +- eps) - R)^2) / 2, and where the clip decides, both [B, T].
+
+    As in the PPO2 of OpenAI's baselines.
+    """
     error = (values - returns).square()
     if old_values is None:
         return 0.5 * error, torch.zeros_like(error, dtype=torch.bool)
