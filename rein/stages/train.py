@@ -56,7 +56,7 @@ def rehearse(recipe: Recipe, console: Console) -> Metrics:
 def train(job: Job, interrupt: Interrupt, advance: Advance) -> None:
     """The loop: experience, updates, verdict, apply or not, probe, validate, save."""
     learner, cursor = job.learner, job.cursor
-    if cursor.number == 0 or not job.validated:
+    if not job.validated:
         job.validate_start()
     for experience in experiences(job):
         batch_metrics = experience.metrics

@@ -224,6 +224,7 @@ class Job:
             "best": self.best,
             "fit_steps": self.fit_steps,
             "skipped": self.skipped,
+            "validated": self.validated,
             "settings": self.settings(),
             "finished": self.cursor.batch == self.batches,
         }
@@ -258,7 +259,7 @@ class Job:
         self.cursor = Cursor(**meta["cursor"])
         self.best, self.skipped = meta["best"], meta["skipped"]
         self._shorten_fit(meta["fit_steps"])
-        self.validated = True
+        self.validated = meta["validated"]
         self.saved_at = self.cursor.number
         if meta["mid_batch"]:
             found: dict[str, Any] = {
