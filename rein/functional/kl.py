@@ -91,6 +91,6 @@ def off_policy_kl(
 
 
 def adaptive_kl_coef(kl_coef: float, kl: float, *, rows: int, target_kl: float, horizon: float) -> float:
-    """beta * clip(1 + clip(KL / target - 1, +-0.2) rows / horizon, 0.5, 2): arXiv:1909.08593, 2.2;."""
+    """beta * clip(1 + clip(KL / target - 1, +-0.2) rows / horizon, 0.5, 2): arXiv:1909.08593, 2.2."""
     error = min(max(kl / target_kl - 1, -0.2), 0.2)
     return kl_coef * min(max(1 + error * rows / horizon, 0.5), 2.0)
