@@ -16,7 +16,15 @@ from torch.utils.checkpoint import checkpoint
 
 from rein.errors import CheckpointError
 from rein.functional.log_probs import entropy_of, exact_kl, log_probs_of
-from rein.models.load import head_function, load_causal_lm, load_tokenizer, save_folder, stop_ids, trunk_of
+from rein.models.load import (
+    head_function,
+    load_causal_lm,
+    load_tokenizer,
+    model_folder,
+    save_folder,
+    stop_ids,
+    trunk_of,
+)
 from rein.models.lora import add_lora
 from rein.models.packing import Packed, pack
 from rein.protocols import Tokenizer
@@ -124,6 +132,7 @@ def load_actor(
     Raises ConfigError for a missing path, CheckpointError for an unreadable folder or an architecture whose
     packed forward does not equal its plain one.
     """
+    path = model_folder(path, where)
     tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code, where=where)
     model = load_causal_lm(path, dtype=dtype, trust_remote_code=trust_remote_code, where=where)
     if lora_rank:

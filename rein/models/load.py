@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -29,11 +29,12 @@ from rein.models import attention
 from rein.models.lora import fused_state_dict, has_lora
 from rein.protocols import Tokenizer
 
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def model_folder(path: str, where: str) -> str:
-    """`path` resolved; a local folder, or a hub name that is already in the local cache.
+    """The local folder of `path`: a folder, or a hub name (`org/name`) whose files are then in the local cache.
 
     Raises ConfigError for a path that does not exist, before anything is loaded.
     """
@@ -42,12 +43,17 @@ def model_folder(path: str, where: str) -> str:
         if not (folder / "config.json").exists() and not (folder / "adapter_config.json").exists():
             raise ConfigError(f"{where}: {path} has no config.json; give a Hugging Face model folder")
         return str(folder)
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1 or folder.parent.is_dir()
-    if looks_local or os.environ.get("HF_HUB_OFFLINE") == "1":
+    if path.startswith((".", "/", "~")) or path.count("/") != 1 or folder.parent.is_dir():
         raise ConfigError(
             f"{where}: path {path} does not exist; give a model folder, or run the stage that makes it"
         )
-    return path
+    try:
+        return str(snapshot_download(path, allow_patterns=HUB_FILES))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: {path} is no folder, and no model of that name can be had from a hub ({_first(error)}); "
+            "give a model folder"
+        ) from error
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False, where: str = "model.path") -> Tokenizer:

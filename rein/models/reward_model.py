@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rein.models.actor import enable_checkpointing
-from rein.models.load import load_scalar_model, load_tokenizer, save_folder, trunk_of
+from rein.models.load import load_scalar_model, load_tokenizer, model_folder, save_folder, trunk_of
 from rein.models.lora import add_lora
 from rein.models.packing import pack
 from rein.protocols import Tokenizer
@@ -61,6 +61,7 @@ def load_reward_model(
     where: str = "score.path",
 ) -> RewardModel:
     """A reward model from its folder, or a new head on an LM's trunk."""
+    path = model_folder(path, where)
     model = load_scalar_model(path, dtype=dtype, trust_remote_code=trust_remote_code, where=where)
     if lora_rank:
         add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules, seed=seed)

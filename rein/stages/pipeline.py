@@ -73,8 +73,7 @@ def run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
     folder, inputs = paths.stage_dir(recipe, stage), stage_inputs(recipe, stage)
     preflight(recipe, [stage])
     (folder / manifest.NAME).unlink(missing_ok=True)
-    if recipe.threads is not None:
-        _limit_threads(recipe.threads)
+    limit_threads(recipe)
     entry: Callable[[Recipe, Console], dict[str, Any]] = importlib.import_module(MODULES[stage]).run
     started = time.monotonic()
     facts = dict(entry(recipe, console))
@@ -186,7 +185,9 @@ def _function_file(name: str) -> str | None:
     return str(file) if colon and file.exists() else None
 
 
-def _limit_threads(threads: int) -> None:
-    import torch
+def limit_threads(recipe: Recipe) -> None:
+    """Hold torch to the recipe's `threads`, where it gives some."""
+    if recipe.threads is not None:
+        import torch
 
-    torch.set_num_threads(threads)
+        torch.set_num_threads(recipe.threads)

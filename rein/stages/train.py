@@ -63,7 +63,7 @@ def train(job: Job, interrupt: Interrupt, advance: Advance) -> None:
         for update in learner.updates(len(experience.rows), cursor.batch)[cursor.update :]:
             metrics = learner.backward(update, experience) | batch_metrics
             batch_metrics = {}
-            act(job, update.role, metrics)
+            act(job, update.role, metrics, experience)
             cursor.update, cursor.number = cursor.update + 1, cursor.number + 1
             if cursor.number % job.recipe.guards.probe_every == 0:
                 metrics |= job.probe.measure()
@@ -81,7 +81,7 @@ def experiences(job: Job) -> Iterator[Experience]:
         yield kept or job.maker.make(job.rows_of(job.cursor.batch), job.learner.kl_coef_in_reward)
 
 
-def act(job: Job, role: str, metrics: Metrics) -> None:
+def act(job: Job, role: str, metrics: Metrics, experience: Experience | None) -> None:
     """Ask the guards before the weights move, and do what they say."""
     verdict = decide(job.before_apply, metrics)
     if verdict.action is Action.CONTINUE:
@@ -94,7 +94,7 @@ def act(job: Job, role: str, metrics: Metrics) -> None:
         f"guard: update {job.cursor.number + 1} ({role}) {verdict.action.value}: {verdict.reason}"
     )
     if verdict.action is not Action.SKIP:
-        job.save(None)
+        job.save(experience)
         raise GuardStop(f"train: {verdict.reason}; the state before is saved in {job.snapshots.folder}")
 
 
@@ -105,7 +105,7 @@ def fit_critic(job: Job, interrupt: Interrupt, advance: Advance) -> None:
         experience = job.fit_batch(cursor.fitted)
         update = job.fit_update(experience)
         metrics = job.learner.backward(update, experience)
-        act(job, "critic", metrics)
+        act(job, "critic", metrics, None)
         cursor.fitted, cursor.number = cursor.fitted + 1, cursor.number + 1
         if cursor.fitted % job.recipe.guards.probe_every == 0 or cursor.fitted == job.fit_steps:
             metrics["critic/vf_explained_var"] = explained = job.held_out_explained_variance()

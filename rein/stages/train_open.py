@@ -135,7 +135,7 @@ def _references(
     kl_on = recipe.actor.use_kl_loss or recipe.algorithm.use_kl_in_reward
     if not (method.reference and kl_on):
         return None
-    key = f"{weights_hash(Path(paths.start_policy(recipe, 'train')))}/{recipe.model.dtype}"
+    key = f"{weights_hash(Path(actor.path))}/{recipe.model.dtype}"
     cache = ScoreCache(paths.cache_dir(recipe), "ref_log_probs", key)
     budget = recipe.actor.ppo_max_token_len_per_gpu
     missing = len({row.key for row in rows if cache.get(row.key) is None})
