@@ -71,11 +71,18 @@ def main() -> None:
     recipe, _ = load(Path(__file__).with_suffix(".yaml"), words)
     summary = pipeline.run(recipe, Console())
     seconds = time.monotonic() - started
-    result = {"seconds": round(seconds), **{key: summary[key] for key in ("before", "after", "lift", "lift_ci95")}}
+    result = {
+        "seconds": round(seconds),
+        **{key: summary[key] for key in ("before", "after", "lift", "lift_ci95")},
+    }
     low, high = summary["lift_ci95"]
     body = [
         ["start", f"{summary['before']['accuracy']:.3f}", ""],
-        ["after offline PPO (LoRA)", f"{summary['after']['accuracy']:.3f}", f"{summary['lift']:+.3f} ({low:+.3f} to {high:+.3f})"],
+        [
+            "after offline PPO (LoRA)",
+            f"{summary['after']['accuracy']:.3f}",
+            f"{summary['lift']:+.3f} ({low:+.3f} to {high:+.3f})",
+        ],
     ]
     facts = json.loads((arguments.out / "train" / "manifest.json").read_text())
     text = [
