@@ -93,11 +93,12 @@ def _load_rows(
                 f"{files[0]}: no row scores {threshold} or more; lower algorithm.filter_threshold"
             )
     counts["trained"] = len(train)
-    console.say("rows: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    said = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+    console.say(f"rows: {said}")
     if recipe.data.train_batch_size > len(train):
         raise ConfigError(
             f"data.train_batch_size {recipe.data.train_batch_size} is larger than the {len(train)} rows "
-            f"to train on ({counts}); set it to {len(train)} or less"
+            f"to train on ({said}); set it to {len(train)} or less"
         )
     return Rows(train, held_out, counts)
 
