@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 import uuid
+import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,8 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False, where: str = "
         raise CheckpointError(f"{where}: no tokenizer can be loaded from {path} ({_first(error)})") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    for how_loaded in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(how_loaded, None)  # would be saved with it
     result: Tokenizer = tokenizer
     return result
 
@@ -110,10 +113,8 @@ def _load(auto: Any, path: str, where: str, *, new: Collection[str] = (), **opti
     base, adapter = folder, None
     adapter_file = Path(folder) / "adapter_config.json"
     if adapter_file.exists():
-        adapter, base = (
-            folder,
-            model_folder(json.loads(adapter_file.read_text())["base_model_name_or_path"], where),
-        )
+        adapter = folder
+        base = model_folder(json.loads(adapter_file.read_text())["base_model_name_or_path"], where)
     try:
         model, info = auto.from_pretrained(
             base, attn_implementation=attention.NAME, output_loading_info=True, **options
@@ -124,7 +125,9 @@ def _load(auto: Any, path: str, where: str, *, new: Collection[str] = (), **opti
             from peft import PeftModel
 
             # The start policy is base + adapter: fused now, so that "adapter off" later means this policy.
-            model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
+                model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             f"{where}: {path} cannot be loaded ({_first(error)}); check that the folder is whole"
@@ -237,13 +240,16 @@ def save_folder(
     """A plain Hugging Face folder, adapters fused in; complete or absent (written beside, then renamed)."""
     draft = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
     state = fused_state_dict(model) if has_lora(model) else model.state_dict()
-    if getattr(model.config, "tie_word_embeddings", False):
+    tied_before = getattr(model.config, "tie_word_embeddings", False)
+    tied = tied_before and not _head_grew_apart(model, state)
+    if tied:
         state = {name: tensor for name, tensor in state.items() if name != "lm_head.weight"}
     # A name no loader knows would make the folder unreadable without this package.
     implementation = model.config._attn_implementation
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         model.config._attn_implementation = "sdpa"
+        model.config.tie_word_embeddings = tied
         model.config.use_cache = True
         model.save_pretrained(draft, state_dict=state)
         tokenizer.save_pretrained(str(draft))
@@ -257,8 +263,17 @@ def save_folder(
         ) from error
     finally:
         model.config._attn_implementation = implementation
+        model.config.tie_word_embeddings = tied_before
         model.config.use_cache = False
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _head_grew_apart(model: Any, state: dict[str, Tensor]) -> bool:
+    """Whether an adapter on one end only has made two matrices of a tied model's one."""
+    embeddings = model.get_input_embeddings()
+    name = next(name for name, module in model.named_modules() if module is embeddings)
+    one, other = state[f"{name}.weight"], state.get("lm_head.weight")
+    return other is not None and one.data_ptr() != other.data_ptr() and not torch.equal(one, other)
 
 
 def replace_folder(draft: Path, target: Path) -> None:
