@@ -2,10 +2,10 @@
 
     python benchmarks/demo_controls.py --seeds 0 1 2 3 4 --out runs/controls
 
-Every method starts from the same SFT model and sees the same 3,840 stored answers (512 held out), scored by the
-exact verifier or by the noisy one that accepts 40 % of the wrong answers. Each keeps its best checkpoint on the 200
-development problems and is measured once on the 500 test problems, greedy, against the truth. Runs that are done are
-not repeated.
+Every method starts from the same SFT model and sees the same 3,840 stored answers (512 held out), scored by
+the exact verifier or by the noisy one that accepts 40 % of the wrong answers. Each keeps its best checkpoint on
+the 200 development problems and is measured once on the 500 test problems, greedy, against the truth. Runs that
+are done are not repeated.
 """
 
 from __future__ import annotations
@@ -143,9 +143,8 @@ def report(rows: list[dict[str, Any]], seeds: Sequence[int]) -> None:
                 found = compare(rows, reward, "PPO", other)
                 comparisons.append(found)
                 low, high = found["ci95"]
-                text.append(
-                    f"PPO minus {other}: {found['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}, paired by problem)"
-                )
+                gap = f"{found['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}, paired by problem)"
+                text.append(f"PPO minus {other}: {gap}")
     into_readme("demo_controls", "\n\n".join(text[1:]))
     kept = [{key: value for key, value in row.items() if key != "problems"} for row in rows]
     write(

@@ -1,6 +1,6 @@
-"""What was tried to bring PPO level with filtered cloning under the exact reward, measured on development problems.
+"""What was tried to bring PPO level with filtered cloning under the exact reward, on development problems.
 
-    python benchmarks/demo_variants.py --seeds 0 1 --out runs/controls      (after demo_controls.py: same rows)
+    python benchmarks/demo_variants.py --seeds 0 1 --out runs/controls    (after demo_controls.py: same rows)
 
 The 500 test problems are not touched. "best" is the checkpoint that would be kept, "last" the end of the run.
 """

@@ -1,4 +1,4 @@
-"""How every benchmark writes what it found: `results/<name>.json` for machines, a readable `.md` beside it."""
+"""How every benchmark writes what it found: `results/<name>.json` for machines, a readable `.md` beside."""
 
 from __future__ import annotations
 

