@@ -3,9 +3,9 @@
     python benchmarks/demo_controls.py --seeds 0 1 2 3 4 --out runs/controls
 
 Every method starts from the same SFT model and sees the same 3,840 stored answers (512 held out), scored by
-the exact verifier or by the noisy one that accepts 40 % of the wrong answers. Each keeps its best checkpoint on
-the 200 development problems and is measured once on the 500 test problems, greedy, against the truth. Runs that
-are done are not repeated.
+the exact verifier or by the noisy one that accepts 40 % of the wrong answers. Each keeps its best checkpoint
+on the 200 development problems and is measured once on the 500 test problems, greedy, against the truth.
+Runs that are done are not repeated.
 """
 
 from __future__ import annotations
