@@ -73,7 +73,9 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False, where: str = "
     try:
         tokenizer = kind.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{where}: no tokenizer can be loaded from {path} ({_first(error)})") from error
+        raise CheckpointError(
+            f"{where}: {path} has a tokenizer that cannot be loaded ({_first(error)}); check that folder"
+        ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     for how_loaded in ("is_local", "local_files_only"):
