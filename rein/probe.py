@@ -48,7 +48,7 @@ class Probe:
             found_kl, found_entropy = self.actor.exact_kl(some, temperature, hidden, self.head)
             mask = torch.zeros_like(found_kl, dtype=torch.bool)
             for i, row in enumerate(some):
-                mask[i, : len(row.response_mask)] = torch.from_numpy(row.response_mask)
+                mask[i, : len(row.response_mask)] = torch.tensor(row.response_mask)
             count = float(mask.sum())
             kl += masked_mean(found_kl, mask).item() * count
             entropy += masked_mean(found_entropy, mask).item() * count
