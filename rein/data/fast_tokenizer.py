@@ -7,10 +7,11 @@ Training never uses it: transformers may rebuild a tokenizer by its class; ids c
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Core
@@ -54,8 +55,7 @@ class FastTokenizer:
 
     def apply_chat_template(self, messages: Any, **options: Any) -> str | list[int]:
         """The messages as the template writes them, as text or ids; raises whatever the template raises."""
-        template = _environment().from_string(str(self.chat_template))
-        text = template.render(
+        text = _compiled(str(self.chat_template)).render(
             messages=messages,
             tools=None,
             documents=None,
@@ -116,6 +116,11 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default")
     return template
+
+
+@lru_cache  # compiling takes far longer than rendering a row
+def _compiled(template: str) -> Template:
+    return _environment().from_string(template)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
