@@ -2,10 +2,10 @@
 
     python benchmarks/demo_controls.py --seeds 0 1 2 3 4 --out runs/controls
 
-Every method starts from the same SFT model and sees the same 3,840 stored answers (512 held out), scored by the
-exact verifier or by the noisy one that accepts 40 % of the wrong answers. Each keeps its best checkpoint on the 200
-development problems and is measured once on the 500 test problems, greedy, against the truth. Runs that are done are
-not repeated.
+Every method starts from the same SFT model and sees the same 3,840 stored answers (512 held out), scored by
+the exact verifier or by the noisy one that accepts 40 % of the wrong answers. Each keeps its best checkpoint
+on the 200 development problems and is measured once on the 500 test problems, greedy, against the truth.
+Runs that are done are not repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from results_io import table, write
+from results_io import into_readme, table, write
 
 from rein import manifest
 from rein.commands import demo
@@ -57,12 +57,18 @@ def base_run(out: Path, seed: int, console: Console) -> Path:
     base = out / f"seed{seed}"
     demo.run([f"out={base}", f"seed={seed}", "stages=[sft,rollout]"], console)
     for reward in ("exact", "noisy"):
-        words = [f"out={base / reward}", f"seed={seed}", f"reward={reward}", *_shared(base), "stages=[score]"]
-        _run([*words, f"score.files={base}/rollout/trajectories.parquet"], console)
+        words = [
+            f"out={base / reward}",
+            f"seed={seed}",
+            f"reward={reward}",
+            *shared_words(base),
+            "stages=[score]",
+        ]
+        run_words([*words, f"score.files={base}/rollout/trajectories.parquet"], console)
     return base
 
 
-def _shared(base: Path) -> list[str]:
+def shared_words(base: Path) -> list[str]:
     data = base / "data"
     return [
         f"model.path={base}/sft/model",
@@ -73,7 +79,7 @@ def _shared(base: Path) -> list[str]:
     ]
 
 
-def _run(words: Sequence[str], console: Console) -> None:
+def run_words(words: Sequence[str], console: Console) -> None:
     recipe, _ = recipe_of(words)
     pipeline.run(recipe, console)
 
@@ -82,11 +88,11 @@ def method_run(base: Path, seed: int, reward: str, name: str, console: Console) 
     """One method on one seed's rows; its test accuracy and what each problem scored."""
     shared_by_rewards = name in SCORED_BY_FILE
     out = base / ("" if shared_by_rewards else reward) / name.replace(" ", "_")
-    words = [f"out={out}", f"seed={seed}", f"reward={reward}", *_shared(base)]
+    words = [f"out={out}", f"seed={seed}", f"reward={reward}", *shared_words(base)]
     words += [f"data.train_files={base}/{reward}/score/trajectories.parquet", *METHODS[name]]
     if shared_by_rewards:
         words += [f"evaluate.before={base}/sft/model", f"evaluate.after={out}/sft/model"]
-    _run(words, console)
+    run_words(words, console)
     found = json.loads((out / "evaluate" / "evaluation.json").read_text())
     answers = pq.read_table(out / "evaluate" / "answers.parquet").to_pydict()
     stage = "sft" if shared_by_rewards else "train"
@@ -131,15 +137,22 @@ def report(rows: list[dict[str, Any]], seeds: Sequence[int]) -> None:
         before = [row["before"] for row in rows if row["method"] == "PPO" and row["reward"] == reward]
         body.insert(0, ["(start)", *[f"{b:.3f}" for b in before], f"**{np.mean(before):.3f}**", ""])
         head = ["method", *[f"seed {s}" for s in seeds], "mean", "seconds"]
-        text += [f"## {reward} reward", table(head, body)]
+        text += [f"**{reward} reward**", table(head, body)]
         for other in METHODS:
             if other != "PPO" and len(body) == len(METHODS) + 1:
                 found = compare(rows, reward, "PPO", other)
                 comparisons.append(found)
                 low, high = found["ci95"]
-                text.append(f"PPO minus {other}: {found['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}, paired by problem)")
+                gap = f"{found['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}, paired by problem)"
+                text.append(f"PPO minus {other}: {gap}")
+    into_readme("demo_controls", "\n\n".join(text[1:]))
     kept = [{key: value for key, value in row.items() if key != "problems"} for row in rows]
-    write("demo_controls", {"methods": METHODS, "seeds": list(seeds), "comparisons": comparisons}, kept, "\n\n".join(text))
+    write(
+        "demo_controls",
+        {"methods": METHODS, "seeds": list(seeds), "comparisons": comparisons},
+        kept,
+        "\n\n".join(text),
+    )
 
 
 def main() -> None:
@@ -154,7 +167,13 @@ def main() -> None:
         for reward in ("exact", "noisy"):
             for name in arguments.methods:
                 rows.append(method_run(base, seed, reward, name, console))
-                print({key: rows[-1][key] for key in ("seed", "reward", "method", "before", "after", "seconds")}, flush=True)
+                print(
+                    {
+                        key: rows[-1][key]
+                        for key in ("seed", "reward", "method", "before", "after", "seconds")
+                    },
+                    flush=True,
+                )
     report(rows, arguments.seeds)
 
 

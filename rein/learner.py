@@ -147,17 +147,20 @@ class Learner:
         )
         width = log_probs.shape[1]
         mask = e.response_mask[index, :width]
-        weights = None if e.rollout_is_weights is None else e.rollout_is_weights[index, :width]
-        found = self.policy_loss(
-            log_probs, e.old_log_probs[index, :width], e.advantages[index, :width], weights
-        )
+        longest = self.recipe.data.max_response_length
+
+        def stored(values: Tensor) -> Tensor:
+            # 0 where nothing counts: what may stand there would turn the gradient into 0 * nan.
+            return values[index, :width].where(mask, 0)
 
         def whole(values: Tensor) -> Tensor:
-            return aggregate(values, mask, actor.loss_agg_mode, tokens=tokens, rows=counted)
+            return aggregate(values, mask, actor.loss_agg_mode, tokens=tokens, rows=counted, scale=longest)
 
         def mean(values: Tensor) -> float:
             return masked_sum(values.detach().double(), mask).item() / max(tokens, 1)
 
+        weights = None if e.rollout_is_weights is None else stored(e.rollout_is_weights)
+        found = self.policy_loss(log_probs, stored(e.old_log_probs), stored(e.advantages), weights)
         loss = policy = whole(found.losses)
         metrics = {
             "actor/pg_loss": policy.item(),
@@ -166,7 +169,7 @@ class Learner:
             "actor/ppo_kl": -mean(found.log_ratio),
         }
         if actor.use_kl_loss and e.ref_log_probs is not None:
-            kl = kl_penalty(log_probs, e.ref_log_probs[index, :width], actor.kl_loss_type)
+            kl = kl_penalty(log_probs, stored(e.ref_log_probs), actor.kl_loss_type)
             loss = loss + self.kl_coef_in_loss * whole(kl)
             metrics["actor/kl_loss"] = mean(kl)
         if entropy is not None:
@@ -183,10 +186,10 @@ class Learner:
         values = self.critic.values([e.rows[i] for i in index.tolist()])
         width = values.shape[1]
         mask = e.response_mask[index, :width]
-        old = None if e.values is None else e.values[index, :width]
-        losses, clipped = value_loss(
-            values, old, e.returns[index, :width], cliprange_value=self.recipe.critic.cliprange_value
-        )
+        old = None if e.values is None else e.values[index, :width].where(mask, 0)
+        returns = e.returns[index, :width].where(mask, 0)
+        clip = self.recipe.critic.cliprange_value
+        losses, clipped = value_loss(values, old, returns, cliprange_value=clip)
         loss = aggregate(losses, mask, "token-mean", tokens=tokens, rows=counted)
         return loss, {
             "critic/vf_loss": loss.item(),

@@ -46,14 +46,14 @@ class Snapshots:
             draft.mkdir(parents=True)
             tensors = {name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}
             save_file(_unshared(tensors), draft / "tensors.safetensors")
-            body = {"version": VERSION, "number": number, "meta": state.meta}
+            body = {"version": VERSION, "number": number, "meta": json.loads(json.dumps(state.meta))}
             body["tensors_sha256"] = _sha256(draft / "tensors.safetensors")
             body["sha256"] = _body_hash(body)
             (draft / "state.json").write_text(json.dumps(body), encoding="utf-8")
-            for file in draft.iterdir():
-                _fsync(file)
+            for path in (*draft.iterdir(), draft):
+                _fsync(path)
             if target.exists():
-                shutil.rmtree(target)
+                target.rename(self.folder / f".old-{uuid.uuid4().hex[:8]}")
             draft.rename(target)
             _fsync(self.folder)
         except (OSError, SafetensorError) as error:
@@ -62,7 +62,7 @@ class Snapshots:
             ) from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        for old in self._all()[self.keep :]:
+        for old in (*self._all()[self.keep :], *self._leftovers()):
             shutil.rmtree(old, ignore_errors=True)
         return target
 
@@ -83,8 +83,12 @@ class Snapshots:
 
     def clear(self) -> None:
         """Forget this run's snapshots (resume=never)."""
-        for folder in self._all():
+        for folder in (*self._all(), *self._leftovers()):
             shutil.rmtree(folder)
+
+    def _leftovers(self) -> list[Path]:
+        """What a process that was killed amid a save left behind."""
+        return [path for kind in (".draft-*", ".old-*") for path in self.folder.glob(kind)]
 
     def _all(self) -> list[Path]:
         """Newest first, by number."""

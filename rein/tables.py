@@ -43,8 +43,9 @@ def load_object(spec: str, where: str) -> Callable[..., Any]:
         ) from error
     found = getattr(module, attribute, None)
     if not callable(found):
+        functions = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
         raise ConfigError(
-            f"{where}: {module_name} has no function {attribute!r}; {nearest(attribute, vars(module))}"
+            f"{where}: {module_name} has no function {attribute!r}; {nearest(attribute, functions)}"
         )
     result: Callable[..., Any] = found
     return result

@@ -58,10 +58,11 @@ def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str
 
 
 def _rehearse(recipe: Recipe, console: Console) -> None:
-    from rein.stages import train
+    from rein.commands.check_try import rehearse  # imports torch
 
-    metrics = train.rehearse(recipe, console)
-    console.say("rehearsal: two updates on 16 rows made and thrown away")
+    console.say("rehearsal:")
+    metrics = rehearse(recipe, console)
+    console.say("rehearsal: two updates on 16 of the rows made and thrown away")
     for name, value in sorted(metrics.items()):
         console.say(f"  {name} {value:.6g}")
 

@@ -114,4 +114,10 @@ def _score(section: str, last: str, key: str) -> float:
     alike, inside = _alike(last, key_last), bool(section) and key.startswith(f"{section}.")
     if alike < (0.55 if inside else 0.7):
         return 0.0
-    return 3 * alike + _alike(section, key_section) + inside + (0.3 if key.startswith("actor.") else 0.0)
+    return (
+        3 * alike
+        + (alike == 1)
+        + _alike(section, key_section)
+        + inside
+        + (0.3 if key.startswith("actor.") else 0.0)
+    )

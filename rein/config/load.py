@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
@@ -21,7 +22,7 @@ from rein.config.rules import broken
 from rein.config.rules import kl_coefs as kl_coefs
 from rein.config.settle import Entries, settle
 from rein.config.verl_keys import COUNTS_PROMPTS, PREFIX, SETTLED, is_leaf, speaks_verl, translate
-from rein.errors import ConfigError
+from rein.errors import CheckpointError, ConfigError
 
 PACKAGED = Path(__file__).parent.parent / "recipes"
 
@@ -84,15 +85,22 @@ def dump(recipe: Recipe, path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that `path` is always the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write JSON so that `path` is always the old file or the whole new one. Raises CheckpointError."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=2, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise CheckpointError(
+            f"{path}: cannot be written ({error.strerror}); free space or choose another out="
+        ) from error
 
 
 def _find(source: str | Path) -> Path:

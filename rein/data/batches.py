@@ -60,3 +60,15 @@ def micro_batches(lengths: Sequence[int], budget: int, max_rows: int | None = No
 def over_budget(lengths: Sequence[int], budget: int) -> list[int]:
     """The rows that are longer than the budget: each is a micro-batch of its own and may need more memory."""
     return [row for row, length in enumerate(lengths) if length > budget]
+
+
+def over_budget_note(names: Sequence[str], lengths: Sequence[int], budget: int, key: str) -> list[str]:
+    """What to say of rows above the budget, which the recipe's `key` gives; nothing where there are none."""
+    long = over_budget(lengths, budget)
+    if not long:
+        return []
+    longest = max(long, key=lambda row: lengths[row])
+    return [
+        f"{len(long)} of {len(lengths)} rows are longer than {key} {budget}, the longest {names[longest]} "
+        f"with {lengths[longest]} tokens: each is a micro-batch of its own and needs more memory"
+    ]

@@ -68,9 +68,9 @@ class HfEngine:
             for begin in range(0, len(order), size):
                 batch = order[begin : begin + size]
                 generator = torch.Generator().manual_seed((seed + begin * 0x9E3779B97F4A7C15) % 2**63)
-                room = self._room([prompts[i] for i in batch], max_new_tokens)
+                rooms = [self._room(prompts[i], max_new_tokens) for i in batch]
                 decode = _Decode(
-                    self, [prompts[i].prompt_ids for i in batch], n, room, temperature, top_p, generator
+                    self, [prompts[i].prompt_ids for i in batch], n, rooms, temperature, top_p, generator
                 )
                 for k, completion in enumerate(decode.run()):
                     answers[batch[k // n]].append(completion)
@@ -80,13 +80,13 @@ class HfEngine:
             self.model.train(training)
         return answers
 
-    def _room(self, prompts: list[Prompt], max_new_tokens: int) -> int:
+    def _room(self, prompt: Prompt, max_new_tokens: int) -> int:
+        """How long an answer may get; the prompts beside it play no part."""
         context = getattr(self.model.config, "max_position_embeddings", None) or 2**31
-        longest = max(prompts, key=lambda p: len(p.prompt_ids))
-        room = min(max_new_tokens, context - len(longest.prompt_ids))
+        room = min(max_new_tokens, context - len(prompt.prompt_ids))
         if room < 1:
             raise EngineError(
-                f"{longest.where}: prompt of {len(longest.prompt_ids)} tokens fills the model's context "
+                f"{prompt.where}: prompt of {len(prompt.prompt_ids)} tokens fills the model's context "
                 f"of {context}; set data.max_prompt_length lower"
             )
         return room
@@ -100,12 +100,12 @@ class _Decode:
         engine: HfEngine,
         prompts: list[np.ndarray],
         n: int,
-        room: int,
+        rooms: list[int],
         temperature: float,
         top_p: float,
         generator: torch.Generator,
     ) -> None:
-        self.engine, self.n, self.room = engine, n, room
+        self.engine, self.n = engine, n
         self.temperature, self.top_p, self.generator = temperature, top_p, generator
         width = max(len(p) for p in prompts)
         self.prompt_ids = torch.full(
@@ -116,9 +116,9 @@ class _Decode:
             self.prompt_ids[i, width - len(prompt) :] = torch.from_numpy(prompt)
             self.mask[i, width - len(prompt) :] = 1
         rows = len(prompts) * n
-        self.ids = torch.zeros(rows, room, dtype=torch.long)
-        self.log_probs = torch.zeros(rows, room)
-        self.lengths = torch.full((rows,), room)
+        self.ids = torch.zeros(rows, max(rooms), dtype=torch.long)
+        self.log_probs = torch.zeros(rows, max(rooms))
+        self.lengths = torch.tensor(rooms).repeat_interleave(n)
         self.stopped = torch.zeros(rows, dtype=torch.bool)
 
     def run(self) -> list[Completion]:
@@ -128,7 +128,7 @@ class _Decode:
         cache.batch_repeat_interleave(self.n)
         self.mask = self.mask.repeat_interleave(self.n, 0)
         alive = torch.arange(len(self.ids))
-        for step in range(self.room):
+        for step in range(self.ids.shape[1]):
             chosen, log_probs = choose(
                 logits, temperature=self.temperature, top_p=self.top_p, generator=self.generator
             )
@@ -137,7 +137,8 @@ class _Decode:
             ended = torch.isin(chosen, self.engine.stop_ids) | self._stop_text(alive, step)
             self.lengths[alive[ended]] = step + 1
             self.stopped[alive[ended]] = True
-            if step + 1 == self.room or bool(ended.all()):
+            ended = step + 1 >= self.lengths[alive]  # now also the rows that are full
+            if bool(ended.all()):
                 break
             if bool(ended.any()):
                 keep = (~ended).nonzero().squeeze(-1)

@@ -27,9 +27,9 @@ def entropy_of(
     temperature: Tensor | None = None,  # [R]
 ) -> Tensor:
     """H = logsumexp(z) - sum softmax(z) z, z = logits / T -> [R], nats; a logit of -inf is probability 0."""
-    log_p = torch.log_softmax(_scaled(logits, temperature), -1)
-    p = log_p.exp()
-    return -(p * log_p.where(p > 0, 0)).sum(-1)
+    scaled = _scaled(logits, temperature)
+    p = torch.softmax(scaled, -1)
+    return torch.logsumexp(scaled, -1) - (p * scaled.where(p > 0, 0)).sum(-1)
 
 
 def exact_kl(

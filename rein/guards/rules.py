@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rein.types import Action, Metrics, Verdict
 
 
 @dataclass(slots=True)
 class NotFinite:
-    """Skips an update whose loss or gradient is not finite; stops after `max_skips` in a row."""
+    """Skips an update whose loss or gradient is not finite; stops after `max_skips` of one role in a row."""
 
     max_skips: int
-    skips: int = 0
+    skips: dict[str, int] = field(default_factory=dict)  # role, the `critic` of `critic/vf_loss` -> how many
 
     def __call__(self, metrics: Metrics) -> Verdict:
-        bad = [
-            name
-            for name, value in metrics.items()
-            if name.endswith(("grad_norm", "loss")) and not math.isfinite(value)
-        ]
+        watched = [name for name in metrics if name.endswith(("grad_norm", "loss"))]
+        bad = [name for name in watched if not math.isfinite(metrics[name])]
         if not bad:
-            self.skips = 0
+            self.skips |= {name.partition("/")[0]: 0 for name in watched}
             return Verdict()
-        self.skips += 1
+        role = bad[0].partition("/")[0]
+        skips = self.skips[role] = self.skips.get(role, 0) + 1
         reason = f"{bad[0]} is {metrics[bad[0]]}"
-        if self.skips >= self.max_skips:
+        if skips >= self.max_skips:
             return Verdict(
                 Action.STOP,
-                f"{reason}, {self.skips} updates in a row; lower the learning rate or check the rewards",
+                f"{reason}, {skips} updates in a row; lower the learning rate or check the rewards",
             )
         return Verdict(Action.SKIP, reason)

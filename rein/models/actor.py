@@ -6,6 +6,7 @@ once; in training each chunk's are recomputed for the backward pass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,11 @@ def _check_packed(actor: Actor, where: str) -> None:
         ).logits[0]
         alone = log_probs_of(logits[1:-1], ids[2:])
         gap = (packed[i, : len(alone)] - alone).abs().max().item()
+        if not math.isfinite(gap):
+            raise CheckpointError(
+                f"{where}: {actor.path} gives log-probs that are not finite; "
+                "its weights are damaged, use another model"
+            )
         if not gap < 1e-3:
             name = actor.model.config.model_type
             raise CheckpointError(

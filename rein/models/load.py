@@ -10,18 +10,21 @@ import hashlib
 import json
 import shutil
 import uuid
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedTokenizerFast,
 )
 
 from rein.errors import CheckpointError, ConfigError
@@ -29,12 +32,13 @@ from rein.models import attention
 from rein.models.lora import fused_state_dict, has_lora
 from rein.protocols import Tokenizer
 
+TOKENIZER_FILES = ("token", "vocab", "spiece", "sentencepiece", "merges", ".model")  # parts of their names
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def model_folder(path: str, where: str) -> str:
-    """The local folder of `path`: a folder, or a hub name (`org/name`) whose files are then in the local cache.
+    """The local folder of `path`: a folder, or a hub name (`org/name`) whose files come to the local cache.
 
     Raises ConfigError for a path that does not exist, before anything is loaded.
     """
@@ -51,7 +55,7 @@ def model_folder(path: str, where: str) -> str:
         return str(snapshot_download(path, allow_patterns=HUB_FILES))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{where}: {path} is no folder, and no model of that name can be had from a hub ({_first(error)}); "
+            f"{where}: {path} is no folder, and a hub gives no model of that name ({_first(error)}); "
             "give a model folder"
         ) from error
 
@@ -59,14 +63,32 @@ def model_folder(path: str, where: str) -> str:
 def load_tokenizer(path: str, *, trust_remote_code: bool = False, where: str = "model.path") -> Tokenizer:
     """The tokenizer of a model folder; PAD falls back to EOS (masks come from lengths, never from ids)."""
     folder = model_folder(path, where)
+    # transformers makes an empty tokenizer where it finds no file of one.
+    if not any(part in file.name for file in Path(folder).iterdir() for part in TOKENIZER_FILES):
+        raise CheckpointError(
+            f"{where}: {path} holds no tokenizer; save the model's tokenizer into that folder"
+        )
+    # For some kinds of model AutoTokenizer makes another tokenizer of the file than the one that wrote it.
+    kind = PreTrainedTokenizerFast if _is_its_file(Path(folder)) else AutoTokenizer
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        tokenizer = kind.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{where}: no tokenizer can be loaded from {path} ({_first(error)})") from error
+        raise CheckpointError(
+            f"{where}: {path} has a tokenizer that cannot be loaded ({_first(error)}); check that folder"
+        ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    for how_loaded in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(how_loaded, None)  # would be saved with it
     result: Tokenizer = tokenizer
     return result
+
+
+def _is_its_file(folder: Path) -> bool:
+    """Whether the folder says that tokenizer.json is the whole tokenizer, of no class of its own."""
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return (folder / "tokenizer.json").exists() and config.get("tokenizer_class") == "TokenizersBackend"
 
 
 def stop_ids(path: str, tokenizer: Tokenizer) -> list[int]:
@@ -86,24 +108,29 @@ def _first(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def _load(auto: Any, path: str, where: str, **options: Any) -> Any:
+def _load(auto: Any, path: str, where: str, *, new: Collection[str] = (), **options: Any) -> Any:
+    """The model of a folder, whole: weights that the folder lacks are an error, but for those in `new`."""
     attention.register()
     folder = model_folder(path, where)
     base, adapter = folder, None
     adapter_file = Path(folder) / "adapter_config.json"
     if adapter_file.exists():
-        adapter, base = (
-            folder,
-            model_folder(json.loads(adapter_file.read_text())["base_model_name_or_path"], where),
-        )
+        adapter = folder
+        base = model_folder(json.loads(adapter_file.read_text())["base_model_name_or_path"], where)
     try:
-        model = auto.from_pretrained(base, attn_implementation=attention.NAME, **options)
+        model, info = auto.from_pretrained(
+            base, attn_implementation=attention.NAME, output_loading_info=True, **options
+        )
+        if lacking := sorted(set(info["missing_keys"]) - set(new)):
+            raise ValueError(f"{len(lacking)} weights are missing, first {lacking[0]}")
         if adapter is not None:
             from peft import PeftModel
 
             # The start policy is base + adapter: fused now, so that "adapter off" later means this policy.
-            model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
+                model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             f"{where}: {path} cannot be loaded ({_first(error)}); check that the folder is whole"
         ) from error
@@ -141,10 +168,13 @@ def load_scalar_model(
     path: str, *, dtype: str, trust_remote_code: bool = False, where: str = "model.path"
 ) -> Any:
     """A trunk with a one-number head (`score`): reward models and critics; a new head starts at zero."""
+    folder = model_folder(path, where)
+    has_head = _has_score_head(folder)
     model = _load(
         AutoModelForSequenceClassification,
-        path,
+        folder,
         where,
+        new=() if has_head else ("score.weight", "score.bias"),
         dtype=DTYPES[dtype],
         trust_remote_code=trust_remote_code,
         num_labels=1,
@@ -154,7 +184,7 @@ def load_scalar_model(
         raise CheckpointError(
             f"{where}: {path} has no one-number `score` head; this architecture cannot be a critic yet"
         )
-    if not _has_score_head(path):
+    if not has_head:
         nn.init.zeros_(head.weight)
         if head.bias is not None:
             nn.init.zeros_(head.bias)
@@ -212,13 +242,16 @@ def save_folder(
     """A plain Hugging Face folder, adapters fused in; complete or absent (written beside, then renamed)."""
     draft = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
     state = fused_state_dict(model) if has_lora(model) else model.state_dict()
-    if getattr(model.config, "tie_word_embeddings", False):
+    tied_before = getattr(model.config, "tie_word_embeddings", False)
+    tied = tied_before and not _head_grew_apart(model, state)
+    if tied:
         state = {name: tensor for name, tensor in state.items() if name != "lm_head.weight"}
     # A name no loader knows would make the folder unreadable without this package.
     implementation = model.config._attn_implementation
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         model.config._attn_implementation = "sdpa"
+        model.config.tie_word_embeddings = tied
         model.config.use_cache = True
         model.save_pretrained(draft, state_dict=state)
         tokenizer.save_pretrained(str(draft))
@@ -226,14 +259,23 @@ def save_folder(
         if generation.exists():
             GenerationConfig.from_pretrained(start).save_pretrained(draft)
         replace_folder(draft, target)
-    except OSError as error:
+    except Exception as error:  # safetensors and tokenizers report a full disk each in its own way
         raise CheckpointError(
-            f"{target}: cannot be saved ({_first(error)}); the former one, if any, is whole"
+            f"{target}: cannot be saved ({_first(error)}); free space or choose another folder"
         ) from error
     finally:
         model.config._attn_implementation = implementation
+        model.config.tie_word_embeddings = tied_before
         model.config.use_cache = False
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _head_grew_apart(model: Any, state: dict[str, Tensor]) -> bool:
+    """Whether an adapter on one end only has made two matrices of a tied model's one."""
+    embeddings = model.get_input_embeddings()
+    name = next(name for name, module in model.named_modules() if module is embeddings)
+    one, other = state[f"{name}.weight"], state.get("lm_head.weight")
+    return other is not None and one.data_ptr() != other.data_ptr() and not torch.equal(one, other)
 
 
 def replace_folder(draft: Path, target: Path) -> None:

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from rein.models.actor import enable_checkpointing
-from rein.models.load import load_scalar_model, load_tokenizer, model_folder, save_folder, trunk_of
+from rein.models.load import (
+    load_scalar_model,
+    load_tokenizer,
+    model_folder,
+    save_folder,
+    stop_ids,
+    trunk_of,
+)
 from rein.models.lora import add_lora
 from rein.models.packing import pack
 from rein.protocols import Tokenizer
@@ -63,10 +70,29 @@ def load_reward_model(
     """A reward model from its folder, or a new head on an LM's trunk."""
     path = model_folder(path, where)
     model = load_scalar_model(path, dtype=dtype, trust_remote_code=trust_remote_code, where=where)
+    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code, where=where)
+    _part_pad_from_ends(model, tokenizer, stop_ids(path, tokenizer))
     if lora_rank:
         add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules, seed=seed)
         for parameter in model.score.parameters():
             parameter.requires_grad_(True)
     if enable_gradient_checkpointing:
         enable_checkpointing(model)
-    return RewardModel(model, load_tokenizer(path, trust_remote_code=trust_remote_code, where=where), path)
+    return RewardModel(model, tokenizer, path)
+
+
+def _part_pad_from_ends(model: Any, tokenizer: Any, ends: Sequence[int]) -> None:
+    """Give the tokenizer a PAD that no answer ends in, if need be a new token.
+
+    transformers scores the last token that is not PAD: were PAD an end, it would read the one before.
+    """
+    if tokenizer.pad_token_id not in ends:
+        return
+    specials = [tokenizer.unk_token_id, *tokenizer.all_special_ids, *sorted(tokenizer.added_tokens_decoder)]
+    free = [i for i in specials if i is not None and i not in ends and i != tokenizer.bos_token_id]
+    if free:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(free[0])
+        return
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from rein.config import paths
 from rein.config.load import dump, write_json
 from rein.config.recipe import Recipe, RewardSpec
 from rein.data.files import sources
-from rein.errors import ConfigError
+from rein.errors import CheckpointError, ConfigError
 from rein.rewards import build, uses_model
 from rein.tracking.console import Console
 
@@ -121,10 +122,13 @@ def stage_inputs(recipe: Recipe, stage: str) -> list[str]:
 
 
 def preflight(recipe: Recipe, stages: Sequence[str]) -> None:
-    """Raise before any work when a reward is unknown, or an input is missing that no earlier stage will make.
+    """Raise before any work when a reward is unknown, an input is missing that no earlier stage will make, or
+    `out` cannot be written.
 
-    DataError for data files, ConfigError for the rest. Names that may be a hub's, in its local cache, pass.
+    DataError for data files, CheckpointError for `out`, ConfigError for the rest. Names that may be a hub's
+    pass.
     """
+    _refuse_unwritable(Path(recipe.out))
     data_files = {*recipe.data.train_files, *recipe.data.val_files}
     for section in (recipe.sft, recipe.reward, recipe.rollout, recipe.score, recipe.evaluate):
         data_files |= set(section.files)
@@ -140,6 +144,18 @@ def preflight(recipe: Recipe, stages: Sequence[str]) -> None:
                 raise ConfigError(f"{stage}: path {name} does not exist; correct the path")
             elif maker is not None and maker not in stages[:index]:
                 raise ConfigError(f"{stage}: {name} is not there; run `rein {maker}` with this recipe first")
+
+
+def _refuse_unwritable(out: Path) -> None:
+    beside = out.absolute()
+    while not beside.exists():
+        beside = beside.parent
+    if not beside.is_dir():
+        raise CheckpointError(f"out: {out} cannot be made, {beside} is a file; choose another out=")
+    if not os.access(beside, os.W_OK):
+        raise CheckpointError(
+            f"out: {beside} cannot be written to; change its permissions or choose another out="
+        )
 
 
 def made_by(recipe: Recipe, name: str) -> str | None:

@@ -14,7 +14,7 @@ import torch
 
 from rein.config import paths
 from rein.config.recipe import Recipe
-from rein.data.batches import epoch_order, micro_batches
+from rein.data.batches import epoch_order, micro_batches, over_budget_note
 from rein.data.loader import load_pairs, write_rejects
 from rein.data.split import holdout
 from rein.data.tokenize import Encoder
@@ -100,6 +100,9 @@ def _load_rows(
     rows, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
     counts = {"in": loaded.total, "rejected": len(loaded.rejects)}
     counts |= {"held_out": len(held_out), "trained": len(rows)}
+    key, budget = "reward.ppo_max_token_len_per_gpu", recipe.reward.ppo_max_token_len_per_gpu
+    for note in over_budget_note([row.where for row in rows], _lengths(rows), budget, key):
+        console.say(f"warning: {note}")
     console.say("rows: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
     if size > len(rows):
         raise ConfigError(
@@ -116,8 +119,11 @@ def _sides(pairs: Sequence[PreferencePair]) -> list[Side]:
 
 def _pair_batches(pairs: Sequence[PreferencePair], budget: int) -> list[list[int]]:
     """Micro-batches that keep a pair together."""
-    lengths = [2 * len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in pairs]
-    return micro_batches(lengths, budget)
+    return micro_batches(_lengths(pairs), budget)
+
+
+def _lengths(pairs: Sequence[PreferencePair]) -> list[int]:
+    return [2 * len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in pairs]
 
 
 def reward_backward(model: RewardModel, pairs: Sequence[PreferencePair], budget: int) -> Metrics:

@@ -12,7 +12,7 @@ import torch
 
 from rein.config import paths
 from rein.config.recipe import Recipe
-from rein.data.batches import epoch_order, micro_batches
+from rein.data.batches import epoch_order, micro_batches, over_budget_note
 from rein.data.loader import load_demonstrations, write_rejects
 from rein.data.tokenize import Encoder
 from rein.errors import ConfigError
@@ -38,20 +38,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         stop_ids=set(actor.stop_ids),
         vocab_size=actor.vocabulary,
     )
-    files = paths.sft_files(recipe)
-    loaded = load_demonstrations(
-        files, encoder, recipe.data, prompt_key=sft.prompt_key, response_key=sft.response_key
-    )
-    for note in loaded.notes:
-        console.say(f"data: {note}")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_rejects(folder / "rejects.jsonl", loaded.rejects)
-    rows = loaded.rows
-    console.say(f"rows: {loaded.total} in, {len(loaded.rejects)} rejected, {len(rows)} trained")
-    if sft.batch_size > len(rows):
-        raise ConfigError(
-            f"sft.batch_size {sft.batch_size} is larger than the {len(rows)} rows of {files[0]}; lower it"
-        )
+    rows, counts = _load_rows(recipe, console, encoder)
     per_epoch = -(-len(rows) // sft.batch_size)
     total = sft.total_steps or sft.epochs * per_epoch
     optimizer = Optimizer(actor.model, sft.optim, grad_clip=sft.grad_clip, total_steps=total)
@@ -81,11 +68,33 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     )
     actor.save(folder / "model")
     forget(folder)
-    return {
-        "rows": {"in": loaded.total, "rejected": len(loaded.rejects), "trained": len(rows)},
-        "steps": total,
-        "metrics": metrics,
-    }
+    return {"rows": counts, "steps": total, "metrics": metrics}
+
+
+def _load_rows(
+    recipe: Recipe, console: Console, encoder: Encoder
+) -> tuple[list[Demonstration], dict[str, int]]:
+    sft, files, folder = recipe.sft, paths.sft_files(recipe), paths.stage_dir(recipe, "sft")
+    loaded = load_demonstrations(
+        files, encoder, recipe.data, prompt_key=sft.prompt_key, response_key=sft.response_key
+    )
+    for note in loaded.notes:
+        console.say(f"data: {note}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_rejects(folder / "rejects.jsonl", loaded.rejects)
+    rows = loaded.rows
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
+    budget = sft.ppo_max_token_len_per_gpu
+    for note in over_budget_note(
+        [row.where for row in rows], lengths, budget, "sft.ppo_max_token_len_per_gpu"
+    ):
+        console.say(f"warning: {note}")
+    console.say(f"rows: {loaded.total} in, {len(loaded.rejects)} rejected, {len(rows)} trained")
+    if sft.batch_size > len(rows):
+        raise ConfigError(
+            f"sft.batch_size {sft.batch_size} is larger than the {len(rows)} rows of {files[0]}; lower it"
+        )
+    return rows, {"in": loaded.total, "rejected": len(loaded.rejects), "trained": len(rows)}
 
 
 def sft_backward(actor: Actor, rows: list[Demonstration], budget: int) -> Metrics:

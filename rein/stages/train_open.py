@@ -11,6 +11,7 @@ from typing import Any
 from rein.config import paths
 from rein.config.methods import METHODS, Method
 from rein.config.recipe import Recipe
+from rein.data.batches import over_budget_note
 from rein.data.cache import ScoreCache
 from rein.data.loader import load_prompts, load_trajectories, write_rejects
 from rein.data.split import holdout
@@ -93,11 +94,19 @@ def _load_rows(
                 f"{files[0]}: no row scores {threshold} or more; lower algorithm.filter_threshold"
             )
     counts["trained"] = len(train)
-    console.say("rows: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    if recipe.actor.use_dynamic_bsz:
+        lengths = [len(row.prompt_ids) + len(row.response_ids) for row in train]
+        budget = recipe.actor.ppo_max_token_len_per_gpu
+        for note in over_budget_note(
+            [row.where for row in train], lengths, budget, "actor.ppo_max_token_len_per_gpu"
+        ):
+            console.say(f"warning: {note}")
+    said = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+    console.say(f"rows: {said}")
     if recipe.data.train_batch_size > len(train):
         raise ConfigError(
             f"data.train_batch_size {recipe.data.train_batch_size} is larger than the {len(train)} rows "
-            f"to train on ({counts}); set it to {len(train)} or less"
+            f"to train on ({said}); set it to {len(train)} or less"
         )
     return Rows(train, held_out, counts)
 

@@ -121,6 +121,7 @@ def test_any_float_comes_back_as_it_was_printed(rate: float) -> None:
         ("actor.clip_ratio_hgih", "actor.clip_ratio_high"),
         ("actor.gamma", "algorithm.gamma"),
         ("trainer.kl_coef", "algorithm.kl_ctrl.kl_coef"),
+        ("trainer.ppo_epochs", "actor.ppo_epochs"),
         ("init_kl_coef", "algorithm.kl_ctrl.kl_coef"),
         ("algorithm.gae_lambda", "algorithm.lam"),
         ("train_batch_size", "data.train_batch_size"),

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rein.tracking.jsonl import read_metrics
 
 ROOT = Path(__file__).parents[2]
 STAGES = ["sft", "rollout", "score", "train", "evaluate", "export", "report"]
+Refuse = Callable[[int, str, dict[str, Any]], str]  # exit code, verb, recipe -> the line on stderr
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, sent to a real process: state saved, the way on said, and the end the same bit for bit."""
+"""Ctrl-C and SIGTERM, sent to a real process: state saved, the way on said, the end the same bit for bit."""
 
 import signal
 import time
@@ -26,7 +26,8 @@ def signalled(process: "Popen[str]", number: int, out: Path, stage: str, reached
     """Send the signal when the metrics show that many updates; the exit code and stderr."""
     until = time.monotonic() + 60
     while not any(line["number"] >= reached for line in metrics(out, stage)):
-        assert process.poll() is None and time.monotonic() < until, process.communicate()
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
         time.sleep(0.01)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)

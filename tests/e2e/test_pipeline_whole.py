@@ -1,4 +1,4 @@
-"""Every stage through the command line: rows accounted for, ratio 1 before the first update, done work skipped."""
+"""Every stage through the command line: rows accounted for, ratio 1 at the start, done work skipped."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,9 @@ def test_a_changed_setting_reruns_only_what_depends_on_it(
         assert [stage for stage in body["stages"] if f"{stage}: done before" in said] == kept
 
 
-def test_the_seed_decides_the_weights_bit_for_bit(whole: Path, tiny: Path, data: Path, tmp_path: Path) -> None:
+def test_the_seed_decides_the_weights_bit_for_bit(
+    whole: Path, tiny: Path, data: Path, tmp_path: Path
+) -> None:
     body = recipe(tiny, data, tmp_path / "again") | {"stages": ["sft", "rollout", "score", "train"]}
     file = write_recipe(tmp_path / "recipe.yaml", body)
     assert rein("run", file) == 0

@@ -1,4 +1,4 @@
-"""What else trains from stored rows: pairs alone, LoRA, cloning, KL in reward, the user's function, verl's layout."""
+"""What else trains: pairs alone, LoRA, cloning, KL in reward, the user's function, verl's GSM8K layout."""
 
 import json
 import math

@@ -1,0 +1,96 @@
+"""The rehearsal of `rein check --try`: a few real rows through the recipe's stages, in a folder thrown away.
+
+Stages before train are made small (two steps, short answers), so that train finds rows; train makes two
+updates of each model on 16 of them. Nothing outside of that folder is written. Part of commands/check.py.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rein.config import paths
+from rein.config.recipe import Recipe
+from rein.data.parquet import read_rows
+from rein.stages import pipeline, train
+from rein.tracking.console import Console
+from rein.types import Metrics
+
+ROWS = 16  # that train updates on
+TAKEN = 4 * ROWS  # of each file: up to half are held out, and some may be bad
+ANSWER_TOKENS = 32
+STAGES = ("sft", "reward", "rollout", "score", "train")  # the others need a trained model
+EVERY_SCORE = -1e30
+
+
+def rehearse(recipe: Recipe, console: Console) -> Metrics:
+    """What train measured, or nothing where the recipe does not train."""
+    beside = Path(recipe.out).expanduser().absolute()
+    while not beside.exists():
+        beside = beside.parent
+    metrics: Metrics = {}
+    with tempfile.TemporaryDirectory(prefix=".rein-try-", dir=beside) as folder:
+        small = made_small(recipe, Path(folder))
+        for stage in recipe.stages:
+            if stage == "train":
+                pipeline.limit_threads(small)
+                metrics = train.rehearse(small, console)
+            elif stage in STAGES:
+                pipeline.run_stage(stage, small, console)
+    return metrics
+
+
+def made_small(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe with the first rows of its files, written into `folder`, and little to do."""
+    readers = {
+        "sft": (recipe.sft, paths.sft_files),
+        "reward": (recipe.reward, paths.reward_files),
+        "rollout": (recipe.rollout, paths.rollout_files),
+        "score": (recipe.score, paths.score_files),
+    }
+    changes = {
+        "sft": {"batch_size": ROWS // 2, "total_steps": 2},
+        "reward": {"batch_size": ROWS, "epochs": 1},
+        "rollout": {
+            "n": min(recipe.rollout.n, 2),
+            "max_prompts": 2 * ROWS // min(recipe.rollout.n, 2),
+            "max_new_tokens": min(
+                ANSWER_TOKENS, recipe.rollout.max_new_tokens or recipe.data.max_response_length
+            ),
+        },
+        "score": {},
+    }
+    update: dict[str, Any] = {"out": str(folder / "run"), "resume": "never"}
+    for stage, (section, files_of) in readers.items():
+        change: dict[str, Any] = dict(changes[stage])
+        if stage in recipe.stages and not _made_here(recipe, files := files_of(recipe)):
+            change["files"] = [_first_rows(files, folder / stage)]
+        update[stage] = section.model_copy(update=change)
+    data: dict[str, Any] = {"train_batch_size": 1, "max_bad_fraction": 1.0, "val_files": []}
+    if "train" in recipe.stages and not _made_here(recipe, files := paths.train_files(recipe)):
+        data["train_files"] = [_first_rows(files, folder / "train")]
+    mini = {"ppo_mini_batch_size": min(recipe.actor.ppo_mini_batch_size, ROWS // 2)}
+    update["data"] = recipe.data.model_copy(update=data)
+    update["actor"] = recipe.actor.model_copy(update=mini)
+    update["critic"] = recipe.critic.model_copy(update={"ppo_mini_batch_size": None})
+    update["algorithm"] = recipe.algorithm.model_copy(update={"filter_threshold": EVERY_SCORE})
+    return recipe.model_copy(update=update)
+
+
+def _made_here(recipe: Recipe, files: Sequence[str]) -> bool:
+    """Whether an earlier stage of the recipe writes these."""
+    return any(pipeline.made_by(recipe, name) in recipe.stages for name in files)
+
+
+def _first_rows(files: Sequence[str], folder: Path) -> str:
+    """The first rows as one JSON-lines file named after the first file."""
+    folder.mkdir()
+    target = folder / f"{Path(files[0]).name}.jsonl"
+    with target.open("w", encoding="utf-8") as out:
+        for _, row in islice(read_rows(list(files), bad=lambda where, reason: None), TAKEN):
+            out.write(json.dumps(row, default=str) + "\n")
+    return str(target)

@@ -1,0 +1,122 @@
+"""KL estimators against hand answers: x = log pi, r = log pi_ref, z = r - x."""
+
+import math
+
+import pytest
+import torch
+
+from rein.functional.kl import KINDS, adaptive_kl_coef, kl_penalty, off_policy_kl
+
+E26 = math.exp(2.6)
+# kind: (value, d value / d x) at z = -1, z = 1, z = 3
+HAND = {
+    "k1": [(1.0, 1.0), (-1.0, 1.0), (-3.0, 1.0)],
+    "abs": [(1.0, 1.0), (1.0, -1.0), (3.0, -1.0)],
+    "k2": [(0.5, 1.0), (0.5, -1.0), (4.5, -3.0)],
+    "k3": [(math.exp(-1), 1 - math.exp(-1)), (math.e - 2, 1 - math.e), (10.0, 0.0)],
+    "k3_soft": [
+        (math.exp(-1), 1 - math.exp(-1)),
+        (math.e - 2, 1 - math.e),
+        (E26 - 3.6 + 0.4 * (E26 - 1), 1 - E26),
+    ],
+}
+SAME = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+
+
+def pair(z: float) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.tensor([[-1.5]], dtype=torch.float64, requires_grad=True)
+    return x, x.detach() + z
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_the_value_and_gradient_of_its_formula(kind: str) -> None:
+    base = kind.removesuffix("+")
+    for z, (value, slope) in zip((-1.0, 1.0, 3.0), HAND[SAME.get(base, base)], strict=True):
+        x, r = pair(z)
+        found = kl_penalty(x, r, kind)
+        found.sum().backward()
+        assert found.item() == pytest.approx(value)
+        assert x.grad is not None
+        assert x.grad.item() == pytest.approx(-z if kind.endswith("+") else slope)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_zero_at_the_reference_and_finite_far_from_it(kind: str) -> None:
+    x, r = pair(0.0)
+    assert kl_penalty(x, r, kind).item() == 0
+    for z in (-80.0, 80.0):
+        x, r = pair(z)
+        found = kl_penalty(x, r, kind)
+        found.sum().backward()
+        assert x.grad is not None
+        assert math.isfinite(found.item())
+        assert math.isfinite(x.grad.item())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.removesuffix("+") not in ("k1", "kl")])
+def test_only_k1_may_be_negative(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, r = -5 * torch.rand(2, 1000, generator=generator)
+    assert (kl_penalty(x, r, kind) >= -1e-6).all()
+    assert (kl_penalty(x, r, "k1") < 0).any()
+
+
+def test_k3_soft_pulls_back_where_k3_lets_go() -> None:
+    z = torch.tensor([2.59, 2.6, 2.61, 5.0, 50.0], dtype=torch.float64)
+    x = torch.zeros_like(z, requires_grad=True)
+    kl_penalty(x, z, "k3_soft").sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == pytest.approx([1 - math.exp(2.59), *[1 - E26] * 4])
+    x = torch.zeros_like(z, requires_grad=True)
+    kl_penalty(x, z, "k3").sum().backward()
+    assert x.grad is not None
+    assert x.grad[3:].tolist() == [0, 0]
+
+
+def test_an_estimator_leaves_what_it_is_given_alone() -> None:
+    for kind in KINDS:
+        x, r = torch.tensor([[-1.0, -9.0]]), torch.tensor([[-4.0, -2.0]])
+        kl_penalty(x, r, kind)
+        assert x.tolist() == [[-1, -9]]
+        assert r.tolist() == [[-4, -2]]
+
+
+def test_weighed_by_the_behavior_policy_the_watched_kl_is_the_exact_one() -> None:
+    generator = torch.Generator().manual_seed(3)
+    actor, ref, behavior = torch.randn(3, 50, generator=generator, dtype=torch.float64).log_softmax(-1)
+    expected = (actor.exp() * (actor - ref)).sum()
+    found = (behavior.exp() * off_policy_kl(actor, ref, behavior)).sum()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_the_watched_kl_of_one_token_by_hand() -> None:
+    log = math.log
+    # w = .5 / .25 = 2, ref / mu = .25 / .5: .5 (2 ln 2 - 1)
+    found = off_policy_kl(torch.tensor([log(0.5)]), torch.tensor([log(0.25)]), torch.tensor([log(0.5)]))
+    assert found.item() == pytest.approx(0.5 * (2 * log(2) - 1))
+
+
+def test_the_watched_kl_is_never_negative_and_bounded_where_asked() -> None:
+    generator = torch.Generator().manual_seed(4)
+    actor, ref, behavior = -30 * torch.rand(3, 2000, generator=generator)
+    raw = off_policy_kl(actor, ref, behavior)
+    assert (raw >= 0).all()
+    assert raw.isfinite().all()
+    assert raw.max() > 10
+    assert off_policy_kl(actor, ref, behavior, cap=10.0).max() == 10
+    near = off_policy_kl(ref + 1e-4, ref, ref)
+    torch.testing.assert_close(near, torch.full_like(near, 0.5e-8), rtol=0.2, atol=0)
+
+
+def test_the_adaptive_coefficient_is_that_of_the_paper() -> None:
+    """.1 (1 + .2 * 256 / 10000): the error 12 / 6 - 1 is cut to .2."""
+    found = adaptive_kl_coef(0.1, 12, rows=256, target_kl=6, horizon=10000)
+    assert found == pytest.approx(0.100512, abs=1e-12)
+    assert adaptive_kl_coef(0.1, 6, rows=256, target_kl=6, horizon=10000) == 0.1
+    down = adaptive_kl_coef(0.1, 5.4, rows=256, target_kl=6, horizon=10000)
+    assert down == pytest.approx(0.1 * (1 - 0.1 * 256 / 10000))
+
+
+def test_a_coefficient_at_most_doubles_or_halves_whatever_the_batch() -> None:
+    assert adaptive_kl_coef(0.1, 0, rows=10**6, target_kl=6, horizon=100) == 0.05
+    assert adaptive_kl_coef(0.1, 100, rows=10**6, target_kl=6, horizon=100) == 0.2

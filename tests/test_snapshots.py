@@ -1,0 +1,197 @@
+"""Snapshots are whole or not there, damaged ones are found and named, and rotation counts by number."""
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import torch
+
+from rein.errors import CheckpointError
+from rein.snapshots import RunState, Snapshots, load
+
+
+def state(number: int) -> RunState:
+    generator = torch.Generator().manual_seed(number)
+    tensors = {
+        "weight/a": torch.randn(50, 7, generator=generator),
+        "step/a": torch.tensor(float(number)),
+        "rows": torch.arange(number, dtype=torch.int64),
+        "mask": torch.tensor([True, False]),
+        "wide": torch.randn(3, generator=generator, dtype=torch.float64),
+    }
+    return RunState(
+        tensors, {"cursor": {"batch": number}, "kl_coef": 0.1 + 0.2, "nothing": None, "bad": 1e-300}
+    )
+
+
+def same(one: RunState, other: RunState) -> bool:
+    equal = all(torch.equal(one.tensors[k], other.tensors[k]) for k in one.tensors)
+    kinds = all(one.tensors[k].dtype == other.tensors[k].dtype for k in one.tensors)
+    return equal and kinds and one.tensors.keys() == other.tensors.keys() and one.meta == other.meta
+
+
+def numbers(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_what_was_saved_comes_back_bit_by_bit(tmp_path: Path) -> None:
+    saved = Snapshots(tmp_path).save(7, state(7))
+    assert saved == tmp_path / "step-7"
+    assert same(load(saved), state(7))
+    found, passed_over = Snapshots(tmp_path).newest()
+    assert found is not None
+    assert same(found, state(7))
+    assert passed_over == []
+
+
+def test_without_snapshots_there_is_a_fresh_start(tmp_path: Path) -> None:
+    assert Snapshots(tmp_path / "none").newest() == (None, [])
+    assert Snapshots(tmp_path).newest() == (None, [])
+    Snapshots(tmp_path / "none").clear()
+
+
+def test_nothing_in_a_snapshot_is_a_pickle(tmp_path: Path) -> None:
+    saved = Snapshots(tmp_path).save(1, state(1))
+    assert numbers(saved) == {"state.json", "tensors.safetensors"}
+    assert json.loads((saved / "state.json").read_text())["meta"]["cursor"] == {"batch": 1}
+
+
+def test_the_two_newest_by_number_stay_and_other_folders_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "step-best").mkdir(parents=True)
+    (tmp_path / "notes").mkdir()
+    ring = Snapshots(tmp_path)
+    for number in (9, 10, 11):  # as text, 9 would be the newest
+        ring.save(number, state(number))
+    assert numbers(tmp_path) == {"step-10", "step-11", "step-best", "notes"}
+    found, _ = ring.newest()
+    assert found is not None
+    assert found.meta["cursor"]["batch"] == 11
+
+
+def test_one_stays_where_one_is_asked_for(tmp_path: Path) -> None:
+    ring = Snapshots(tmp_path, keep=1)
+    for number in (1, 2):
+        ring.save(number, state(number))
+    assert numbers(tmp_path) == {"step-2"}
+
+
+def test_saving_a_number_again_puts_the_new_state_in_its_place(tmp_path: Path) -> None:
+    ring = Snapshots(tmp_path)
+    ring.save(3, state(3))
+    ring.save(3, state(4))
+    assert numbers(tmp_path) == {"step-3"}
+    assert same(load(tmp_path / "step-3"), state(4))
+
+
+def test_a_save_on_a_full_disk_leaves_the_older_ones(
+    tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    ring = Snapshots(tmp_path)
+    ring.save(1, state(1))
+    ring.save(2, state(2))
+    with full_disk(500), pytest.raises(CheckpointError, match="step-3: cannot be saved"):
+        ring.save(3, state(3))
+    assert numbers(tmp_path) == {"step-1", "step-2"}
+    with full_disk(500), pytest.raises(CheckpointError, match="step-2: cannot be saved"):
+        ring.save(2, state(9))
+    found, passed_over = ring.newest()
+    assert found is not None
+    assert same(found, state(2))
+    assert passed_over == []
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be saved"):
+        Snapshots(tmp_path / "file" / "snapshots").save(1, state(1))
+
+
+def test_what_a_killed_process_left_is_no_snapshot_and_goes_with_the_next_save(tmp_path: Path) -> None:
+    (tmp_path / ".draft-0badcafe").mkdir()
+    (tmp_path / ".draft-0badcafe" / "tensors.safetensors").write_bytes(b"half")
+    (tmp_path / ".old-0badcafe").mkdir()
+    ring = Snapshots(tmp_path)
+    assert ring.newest() == (None, [])
+    ring.save(1, state(1))
+    assert numbers(tmp_path) == {"step-1"}
+
+
+def flip(file: Path, place: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[place] ^= 4
+    file.write_bytes(bytes(data))
+
+
+def cut(file: Path, place: int) -> None:
+    file.write_bytes(file.read_bytes()[:place])
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "a bit of a weight": lambda f: flip(f / "tensors.safetensors", -1),
+    "a bit of the header": lambda f: flip(f / "tensors.safetensors", 20),
+    "a cut file of tensors": lambda f: cut(f / "tensors.safetensors", 300),
+    "an empty file of tensors": lambda f: cut(f / "tensors.safetensors", 0),
+    "no tensors": lambda f: (f / "tensors.safetensors").unlink(),
+    "another digit of a coefficient": lambda f: (f / "state.json").write_text(
+        (f / "state.json").read_text().replace("0.30000000000000004", "0.30000000000000001")
+    ),
+    "a cut state": lambda f: cut(f / "state.json", 50),
+    "a state that is a list": lambda f: (f / "state.json").write_text("[1, 2]"),
+    "a state that is no text": lambda f: (f / "state.json").write_bytes(b"\xff\xfe\x00"),
+    "no state": lambda f: (f / "state.json").unlink(),
+    "an empty folder": lambda f: [file.unlink() for file in f.iterdir()] and None,
+}
+
+
+@pytest.mark.parametrize("what", list(DAMAGE))
+def test_a_damaged_snapshot_is_found_named_and_passed_over(what: str, tmp_path: Path) -> None:
+    ring = Snapshots(tmp_path)
+    ring.save(1, state(1))
+    DAMAGE[what](ring.save(2, state(2)))
+    with pytest.raises(CheckpointError, match="step-2"):
+        load(tmp_path / "step-2")
+    found, passed_over = ring.newest()
+    assert found is not None
+    assert same(found, state(1))
+    assert len(passed_over) == 1
+    assert "step-2" in passed_over[0]
+
+
+def test_where_none_is_whole_the_run_stops_and_never_starts_afresh(tmp_path: Path) -> None:
+    ring = Snapshots(tmp_path)
+    for number in (1, 2):
+        flip(ring.save(number, state(number)) / "tensors.safetensors", -1)
+    with pytest.raises(CheckpointError, match=r"step-2.*No whole snapshot is left; start anew"):
+        ring.newest()
+    ring.clear()
+    assert ring.newest() == (None, [])
+
+
+def test_a_snapshot_of_another_version_is_named_as_such(tmp_path: Path) -> None:
+    saved = Snapshots(tmp_path).save(1, state(1))
+    body = json.loads((saved / "state.json").read_text())
+    body["version"] = 99
+    (saved / "state.json").write_text(json.dumps(body))
+    with pytest.raises(CheckpointError, match="version 99 is not 1; use the release that wrote it"):
+        load(saved)
+
+
+def test_a_missing_snapshot_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="step-5: not a whole snapshot"):
+        load(tmp_path / "step-5")
+
+
+def test_tensors_that_share_memory_and_views_are_saved(tmp_path: Path) -> None:
+    weight = torch.randn(4, 4)
+    saved = Snapshots(tmp_path).save(1, RunState({"a": weight, "b": weight, "c": weight.T}, {}))
+    found = load(saved).tensors
+    assert torch.equal(found["a"], weight)
+    assert torch.equal(found["b"], weight)
+    assert torch.equal(found["c"], weight.T)
+
+
+def test_what_json_cannot_tell_apart_still_matches_its_checksum(tmp_path: Path) -> None:
+    saved = Snapshots(tmp_path).save(1, RunState({}, {"by number": {10: "a", 9: "b"}, "pair": (1, 2)}))
+    assert load(saved).meta == {"by number": {"10": "a", "9": "b"}, "pair": [1, 2]}
