@@ -36,6 +36,11 @@ def padded(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
     return out
 
 
+def temperatures(rows: Sequence[Trajectory]) -> Tensor:
+    """[B], float64: each model casts them to its own precision."""
+    return torch.tensor([row.temperature for row in rows], dtype=torch.float64)
+
+
 def in_micro_batches(
     rows: Sequence[Trajectory],
     budget: int,
@@ -47,7 +52,7 @@ def in_micro_batches(
     with torch.no_grad():
         for part in micro_batches(lengths, budget):
             some = [rows[i] for i in part]
-            found = compute(some, torch.tensor([row.temperature for row in some]))
+            found = compute(some, temperatures(some))
             if out is None:
                 out = found.new_zeros(len(rows), max(len(row.response_ids) for row in rows))
             out[torch.tensor(part), : found.shape[1]] = found
@@ -111,7 +116,7 @@ class ExperienceMaker:
         experience = Experience(
             rows=rows,
             response_mask=mask,
-            temperature=torch.tensor([row.temperature for row in rows]),
+            temperature=temperatures(rows),
             old_log_probs=old,
             advantages=torch.zeros_like(old),
         )

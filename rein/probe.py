@@ -44,11 +44,11 @@ class Probe:
         kl = entropy = tokens = 0.0
         for part, hidden in zip(self.parts, self.hidden, strict=True):
             some = self._some(part)
-            temperature = torch.tensor([row.temperature for row in some])
+            temperature = torch.tensor([row.temperature for row in some], dtype=torch.float64)
             found_kl, found_entropy = self.actor.exact_kl(some, temperature, hidden, self.head)
             mask = torch.zeros_like(found_kl, dtype=torch.bool)
             for i, row in enumerate(some):
-                mask[i, : len(row.response_mask)] = torch.from_numpy(row.response_mask)
+                mask[i, : len(row.response_mask)] = torch.tensor(row.response_mask)
             count = float(mask.sum())
             kl += masked_mean(found_kl, mask).item() * count
             entropy += masked_mean(found_entropy, mask).item() * count

@@ -129,6 +129,6 @@ def shape(rows: Sequence[Trajectory]) -> Metrics:
     count = max(len(rows), 1)
     return {
         "response_length": sum(len(row.response_ids) for row in rows) / count,
-        "repetition": sum(repetition(torch.from_numpy(row.response_ids)) for row in rows) / count,
+        "repetition": sum(repetition(torch.tensor(row.response_ids)) for row in rows) / count,
         "truncated": sum(row.finish_reason == "length" for row in rows) / count,
     }

@@ -113,7 +113,7 @@ class _Decode:
         )
         self.mask = torch.zeros(len(prompts), width, dtype=torch.long)
         for i, prompt in enumerate(prompts):
-            self.prompt_ids[i, width - len(prompt) :] = torch.from_numpy(prompt)
+            self.prompt_ids[i, width - len(prompt) :] = torch.tensor(prompt)
             self.mask[i, width - len(prompt) :] = 1
         rows = len(prompts) * n
         self.ids = torch.zeros(rows, max(rooms), dtype=torch.long)

@@ -170,11 +170,12 @@ def load_scalar_model(
     """A trunk with a one-number head (`score`): reward models and critics; a new head starts at zero."""
     folder = model_folder(path, where)
     has_head = _has_score_head(folder)
+    of_base = has_head and (Path(folder) / "config.json").exists()  # else an adapter's, on a base without
     model = _load(
         AutoModelForSequenceClassification,
         folder,
         where,
-        new=() if has_head else ("score.weight", "score.bias"),
+        new=() if of_base else ("score.weight", "score.bias"),
         dtype=DTYPES[dtype],
         trust_remote_code=trust_remote_code,
         num_labels=1,
@@ -193,9 +194,10 @@ def load_scalar_model(
 
 def _has_score_head(path: str) -> bool:
     """Whether the folder's own weights hold the head, rather than one transformers made up."""
-    config = (
-        json.loads((Path(path) / "config.json").read_text()) if (Path(path) / "config.json").exists() else {}
-    )
+    adapter = Path(path) / "adapter_config.json"
+    if adapter.exists():
+        return bool(json.loads(adapter.read_text()).get("task_type") == "SEQ_CLS")
+    config = json.loads((Path(path) / "config.json").read_text())
     return any("SequenceClassification" in name for name in config.get("architectures") or [])
 
 

@@ -87,7 +87,6 @@ def act(job: Job, role: str, metrics: Metrics, experience: Experience | None) ->
     if verdict.action is Action.CONTINUE:
         job.learner.apply(role)
         return
-    job.learner.discard(role)
     job.skipped += 1
     metrics["guard/skipped"] = job.skipped
     job.console.say(
@@ -96,6 +95,7 @@ def act(job: Job, role: str, metrics: Metrics, experience: Experience | None) ->
     if verdict.action is not Action.SKIP:
         job.save(experience)
         raise GuardStop(f"train: {verdict.reason}; the state before is saved in {job.snapshots.folder}")
+    job.learner.discard(role)
 
 
 def fit_critic(job: Job, interrupt: Interrupt, advance: Advance) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -146,9 +147,10 @@ class Job:
             self.learner.optimizers["critic"].total_steps -= left
 
     def held_out_explained_variance(self) -> float:
-        """Explained variance of the stored returns on held-out rows."""
-        assert self.critic is not None
+        """Explained variance of the stored returns on held-out rows; NaN where there are none."""
         critic, rows = self.critic, self.rows.held_out[:HELD_OUT_VALUE_ROWS]
+        if critic is None or not rows:
+            return math.nan
         returns, mask = self.maker.stored_returns(rows)
         values = forward_rows(
             rows, self.recipe.actor.ppo_max_token_len_per_gpu, lambda part, _: critic.values(part)
@@ -159,7 +161,7 @@ class Job:
 
     def log(self, metrics: Metrics) -> None:
         self.last |= metrics
-        if self.tracker is not None:
+        if metrics and self.tracker is not None:
             self.tracker.log(metrics, self.cursor.number)
 
     def note(self, metrics: Metrics) -> str:

@@ -3,6 +3,7 @@
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -157,6 +158,27 @@ def test_training_on_from_an_adapter_keeps_it_beneath_the_new_one(
     with adapters_off(actor.model):
         assert torch.equal(said(actor), start)
     assert (said(load_actor(tiny_lm)) - start).abs().max() > 0.1
+
+
+def test_a_reward_model_s_adapter_is_read_with_its_head(tiny_lm: str, tmp_path: Path) -> None:
+    base = load_reward_model(tiny_lm)
+    base.tokenizer.save_pretrained(str(tmp_path))
+    config = LoraConfig(r=2, lora_alpha=4, target_modules=["v_proj"], task_type="SEQ_CLS")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model = get_peft_model(base.model, config)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name or "score.modules_to_save" in name:
+                parameter.normal_(std=0.3)
+    model.save_pretrained(tmp_path)
+    scores = load_reward_model(str(tmp_path)).scores(ROWS)
+    ids = [torch.from_numpy(np.concatenate([some.prompt_ids, some.response_ids]))[None] for some in ROWS]
+    with torch.no_grad():
+        own = torch.cat([model(input_ids=i, attention_mask=torch.ones_like(i)).logits[0] for i in ids])
+    assert own.std() > 0.01
+    torch.testing.assert_close(scores, own, atol=1e-5, rtol=1e-5)
 
 
 TARGETS = ["all-linear", ["q_proj", "v_proj"], ["q_proj", "lm_head"], ["embed_tokens", "down_proj"]]
