@@ -1,7 +1,8 @@
 """What is logged of off-policy correction, under verl's names without their prefix `rollout_corr/`.
 
-Everything is finite, exponents being bounded at 80, and but for `std` computed in float64. Rows without a counted token enter
-the means over rows, as in verl. Weights here are the applied ones; those before any bound are staleness.py's.
+Everything is finite, exponents being bounded at 80, and but for `std` computed in float64. Rows without a
+counted token enter the means over rows, as in verl. Weights here are the applied ones; those before any
+bound are staleness.py's.
 """
 
 import math
@@ -69,12 +70,10 @@ def weight_metrics(
         return {}
     cut, high = weight_bounds(threshold)
     low = 1 / high if cut is None else cut
-    factor = 1.0 if weights.factor is None else weights.factor
-    bounded = weights.applied * factor
-    applied, raw = bounded.double(), weights.raw.double()
+    applied, raw = weights.bounded.double(), weights.raw.double()
     found = {
         "mean": _mean(applied, mask),
-        "std": _std(bounded, mask),
+        "std": _std(weights.bounded, mask),
         "eff_sample_size": effective_sample_size(applied[mask]),
     }
     if level == "token":
@@ -94,7 +93,7 @@ def weight_metrics(
     if cut is not None:
         found["oob_ratio"] = _mean((raw < low) | (raw > high), mask)
     if weights.factor is not None:
-        found["batch_norm_factor"] = factor
+        found["batch_norm_factor"] = weights.factor
     return {f"rollout_is_{name}": value for name, value in found.items()}
 
 

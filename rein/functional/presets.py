@@ -108,6 +108,8 @@ def _bounds_of(rules: list[str], given: list[str]) -> Iterator[tuple[str, tuple[
 
 def _interval(threshold: float | str, where: str) -> tuple[float | None, float]:
     low, separator, high = str(threshold).strip().partition("_")
+    if "_" in high:  # Python would read 2_3 as 23
+        raise ValueError(f"{where}: {threshold!r} has more than two bounds; give u or lo_hi")
     try:
         ends = (float(low), float(high)) if separator else (None, float(low))
     except ValueError as error:

@@ -40,10 +40,10 @@ def pareto_k(log_w: Tensor) -> float:
     ordered = log_w.double().flatten().sort().values
     n = len(ordered)
     size = math.ceil(min(0.2 * n, 3 * math.sqrt(n)))
-    if n and ordered[-1] - ordered[0] < 1e-9:
-        return 0.0
-    if size < TAIL_MIN or n <= size:
+    if size < TAIL_MIN:
         return math.nan
+    if ordered[-1] - ordered[0] < 1e-9:
+        return 0.0
     scaled = (ordered - ordered[-1]).exp()  # a common factor changes no shape
     excess = scaled[-size:] - scaled[-size - 1]
     excess = excess[excess > 0]
@@ -59,9 +59,10 @@ def _shape_of_excess(excess: Tensor) -> float:
     n = len(excess)
     grid = 30 + int(math.sqrt(n))
     index = torch.arange(1, grid + 1, dtype=torch.float64, device=excess.device)
-    quartile = excess[int(n / 4 + 0.5) - 1]
-    b = 1 / excess[-1] + (1 - (grid / (index - 0.5)).sqrt()) / (3 * quartile)
-    b = b.where(b != 0, torch.finfo(torch.float64).tiny)
+    excess = excess / excess[-1]  # k has no unit
+    quartile = excess[int(n / 4 + 0.5) - 1].clamp(min=1e-200)
+    b = 1 + (1 - (grid / (index - 0.5)).sqrt()) / (3 * quartile)
+    b = b.where(b.abs() > 1e-9, 1e-9)  # at 0 both logarithms vanish and their ratio is the exponential's
     k = torch.log1p(-b[:, None] * excess).mean(1)
     profile = n * ((-b / k).log() - k - 1)
     posterior = torch.softmax(profile, 0)

@@ -19,6 +19,7 @@ class Weights(NamedTuple):
     """What multiplies the losses, and what it was before any bound."""
 
     applied: Tensor  # [B, T]  0 where masked
+    bounded: Tensor  # [B, T]  before batch normalisation
     raw: Tensor  # [B, T]  exp of the log-ratio clamped at 20; 0 where masked
     factor: float | None  # the mean that batch normalisation divided by
 
@@ -64,11 +65,10 @@ def importance_weights(
     low, high = weight_bounds(threshold)
     raw = log_weights(old_log_probs, behavior_log_probs, mask, level)
     raw = raw.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp().where(mask, 0)
-    applied = raw.clamp(max=high) if low is None else raw.where((raw >= low) & (raw <= high), 0)
-    factor = None
-    if batch_normalize:
-        per_row = masked_mean(applied, mask, 1)
-        mean = masked_mean(applied, mask) if level == "token" else masked_mean(per_row, mask.any(1))
-        factor = mean.item() if mean > 1e-8 else 1.0
-        applied = applied / factor
-    return Weights(applied, raw, factor)
+    bounded = raw.clamp(max=high) if low is None else raw.where((raw >= low) & (raw <= high), 0)
+    if not batch_normalize:
+        return Weights(bounded, bounded, raw, None)
+    per_row = masked_mean(bounded, mask, 1)
+    mean = masked_mean(bounded, mask) if level == "token" else masked_mean(per_row, mask.any(1))
+    factor = mean.item() if mean > 1e-8 else 1.0
+    return Weights(bounded / factor, bounded, raw, factor)

@@ -1,8 +1,8 @@
 """Numbers that verl 0.9.1 gave for its own functions on random tensors: outputs, metrics and gradients.
 
-Every number of every case is compared. Where our rule is another one on purpose, `DIFFERENCES` says which cases,
-why, and what verl's numbers become under our rule; that is then compared. The cases lie beside this file;
-`REIN_GOLDEN=<folder>` checks another set of the same form.
+Every number of every case is compared. Where our rule is another one on purpose, `DIFFERENCES` says which
+cases, why, and what verl's numbers become under our rule; that is then compared. The cases lie beside this
+file; `REIN_GOLDEN=<folder>` checks another set of the same form.
 """
 
 import json
@@ -96,8 +96,8 @@ def one_step_ahead(case: Case, given: Given, expected: Found) -> Found:
 
 DIFFERENCES = {
     "masked positions": Difference(
-        "verl leaves finite garbage at masked positions of what it whitens or sums up; ours is 0 there, so that "
-        "nothing can be read from padding",
+        "verl leaves finite garbage at masked positions of what it whitens or sums up; ours is 0 there, so "
+        "that nothing can be read from padding",
         leaves_garbage,
         zero_where_masked,
     ),
@@ -107,7 +107,8 @@ DIFFERENCES = {
         scaled_mean,
     ),
     "all weights zero": Difference(
-        "verl divides by zero when every weight is 0, which stored data reaches; the effective sample size is 0",
+        "verl divides by zero when every weight is 0, which stored data reaches; the effective sample size "
+        "is 0",
         lambda case, given: case["func"] == "rollout_correction_raises",
         all_weights_zero,
     ),
@@ -210,7 +211,8 @@ def advantages(case: Case, given: Given) -> Found:
 
 
 def aggregated(losses: Tensor, mask: Tensor, mode: str, info: dict[str, Any]) -> Tensor:
-    """verl multiplies a rank's loss by the number of ranks, since it averages gradients over them; ours are summed."""
+    """verl multiplies a rank's loss by the number of ranks, since it averages gradients over them; ours are
+    summed."""
     loss = aggregate(
         losses,
         mask,
