@@ -105,7 +105,7 @@ def monte_carlo(
 ) -> tuple[Tensor, Tensor]:
     """A_t = G_t - V_t, returns G_t = r_t + gamma G_{t+1}: no bias from the critic, the most variance.
 
-    Sutton and Barto 2018, eq. 13.10; the same as GAE with lam = 1.
+    Sutton and Barto 2018, section 13.4; the same as GAE with lam = 1.
     """
     return gae(token_level_rewards, values, response_mask, bootstrap_values, gamma=gamma, lam=1.0)
 
@@ -130,7 +130,7 @@ def reinforce_plus_plus(
     *,
     gamma: float,
 ) -> tuple[Tensor, Tensor]:
-    """A = G, to be whitened over the batch by the caller (arXiv:2501.03262, section 3.1)."""
+    """A = G, to be whitened over the batch by the caller (arXiv:2501.03262)."""
     found = discounted_returns(token_level_rewards, response_mask, gamma=gamma)
     return found, found
 
@@ -141,8 +141,7 @@ def remax(
     response_mask: Tensor,  # [B, T]  bool
     baseline_scores: Tensor,  # [B]  the reward of the prompt's greedy answer
 ) -> tuple[Tensor, Tensor]:
-    """A_t = G_t - b, G undiscounted, b the greedy answer's reward (arXiv:2310.10505, eq. 4 and algorithm
-    2)."""
+    """A_t = G_t - b, G undiscounted, b the greedy answer's reward (arXiv:2310.10505)."""
     returns = discounted_returns(token_level_rewards, response_mask, gamma=1.0)
     return (returns - baseline_scores.unsqueeze(1)).where(response_mask, 0), returns
 

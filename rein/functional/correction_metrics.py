@@ -1,8 +1,9 @@
 """What is logged of off-policy correction, under verl's names without their prefix `rollout_corr/`.
 
-Everything is finite, exponents being bounded at 80, and but for `std` computed in float64. Rows without a
-counted token enter the means over rows, as in verl. Weights here are the applied ones; those before any
-bound are staleness.py's.
+Everything is finite, exponents being bounded at 80, and computed in float64, but for spreads: those are
+verl's to the digit, rounding and epsilon included, so that dashboards agree. Rows without a counted token
+enter the means over rows, as in verl. Weights here are the applied ones; those before any bound are
+staleness.py's.
 """
 
 import math
@@ -13,7 +14,6 @@ from torch import Tensor
 from rein.functional.masked import masked_mean, masked_sum
 from rein.functional.presets import weight_bounds
 from rein.functional.rejection import Criterion
-from rein.functional.staleness import effective_sample_size
 from rein.functional.weights import LOG_RATIO_CLAMP, Weights, log_weights
 
 EXPONENT_MAX = 80.0
@@ -30,14 +30,13 @@ def _mean(values: Tensor, mask: Tensor) -> float:
 
 
 def _std(values: Tensor, mask: Tensor) -> float:
-    """sqrt(E[v^2] - E[v]^2) in the tensors' own dtype: with verl's rounding too, so that dashboards agree."""
+    """sqrt(E[v^2] - E[v]^2)"""
     variance = masked_mean(values.square(), mask) - masked_mean(values, mask).square()
     return variance.clamp(min=0).sqrt().item()
 
 
 def _over_rows(rows: Tensor, center: float) -> Metrics:
     """Mean, spread, ends and largest distance from `center` of a number per row, [N] with N >= 1."""
-    rows = rows.double()
     return {
         "mean": rows.mean().item(),
         "std": rows.std().item() if len(rows) > 1 else 0.0,
@@ -45,6 +44,14 @@ def _over_rows(rows: Tensor, center: float) -> Metrics:
         "min": rows.min().item(),
         "max_deviation": (rows - center).abs().max().item(),
     }
+
+
+def _effective(applied: Tensor, mask: Tensor) -> float:
+    """(mean w + 1e-8)^2 / mean w^2 over tokens, at most 1; 0 where all are 0, where verl divides by it."""
+    square = masked_mean(applied.square(), mask)
+    if square == 0:
+        return 0.0
+    return ((masked_mean(applied, mask) + 1e-8).square() / square).clamp(max=1).item()
 
 
 def _share(found: Tensor) -> float:
@@ -63,8 +70,7 @@ def weight_metrics(
 ) -> Metrics:
     """rollout_is_*: applied weights (before batch normalisation), and how often raw ones pass the bounds.
 
-    `eff_sample_size` is that of the applied weights over tokens and 0 when they are all 0, where verl divides
-    by it. Nothing counts: no metrics.
+    Nothing counts: no metrics.
     """
     if not mask.any():
         return {}
@@ -74,7 +80,7 @@ def weight_metrics(
     found = {
         "mean": _mean(applied, mask),
         "std": _std(weights.bounded, mask),
-        "eff_sample_size": effective_sample_size(applied[mask]),
+        "eff_sample_size": _effective(applied, mask),
     }
     if level == "token":
         found["max"], found["min"] = applied[mask].max().item(), applied[mask].min().item()
@@ -86,7 +92,9 @@ def weight_metrics(
         found["min"] = _exp(per_row.min()).item()
         found["ratio_fraction_high"] = _share(per_row > math.log(high))
         found["ratio_fraction_low"] = _share(per_row < math.log(low))
-    found |= {f"seq_{name}": value for name, value in _over_rows(masked_mean(applied, mask, 1), 1).items()}
+    found |= {
+        f"seq_{name}": value for name, value in _over_rows(masked_mean(weights.bounded, mask, 1), 1).items()
+    }
     raw_rows = masked_mean(raw, mask, 1)
     found["seq_fraction_high"] = _share(raw_rows > high)
     found["seq_fraction_low"] = _share(raw_rows < low)

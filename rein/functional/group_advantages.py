@@ -75,7 +75,7 @@ def rloo(
     response_mask: Tensor,  # [B, T]  bool
     groups: Tensor,  # [B]  long
 ) -> tuple[Tensor, Tensor]:
-    """R - mean of the group's others = (R - mean) n / (n - 1) (arXiv:2402.14740, section 3.3)."""
+    """R - mean of the group's others = (R - mean) n / (n - 1) (Kool et al. 2019; arXiv:2402.14740)."""
     g = _grouped(token_level_rewards, response_mask, groups)
     rows = ((g.scores - g.mean) * g.size / (g.size - 1).clamp(min=1)).where(g.size > 1, g.scores)
     return _spread_out(rows, token_level_rewards, response_mask)
@@ -87,7 +87,7 @@ def reinforce_plus_plus_baseline(
     response_mask: Tensor,  # [B, T]  bool
     groups: Tensor,  # [B]  long
 ) -> tuple[Tensor, Tensor]:
-    """R - mean of the group; the caller whitens over the batch (arXiv:2501.03262, section 3.2)."""
+    """R - mean of the group; the caller whitens over the batch (arXiv:2501.03262, its baseline form)."""
     g = _grouped(token_level_rewards, response_mask, groups)
     rows = g.scores - g.mean.where(g.size > 1, 0)
     return _spread_out(rows, token_level_rewards, response_mask)
@@ -99,7 +99,7 @@ def opo(
     response_mask: Tensor,  # [B, T]  bool
     groups: Tensor,  # [B]  long
 ) -> tuple[Tensor, Tensor]:
-    """R - sum(length R) / sum(length) over the group (arXiv:2505.23585, eq. 8)."""
+    """R - sum(length R) / sum(length) over the group (arXiv:2505.23585, the optimal baseline)."""
     g = _grouped(token_level_rewards, response_mask, groups)
     lengths = response_mask.sum(1).double()
     baseline = _sums(lengths * g.scores, g.group) / _sums(lengths, g.group).clamp(min=1)
@@ -118,7 +118,7 @@ def win_rate(
 ) -> tuple[Tensor, Tensor]:
     """P - 1/2, P = mean over the group of sigmoid((R_i - R_j) / scale), the row itself among them.
 
-    The target of losses/sppo.py (arXiv:2405.00675, section 4, with Bradley-Terry wins); 0 for a row alone.
+    The target of losses/sppo.py (arXiv:2405.00675, with Bradley-Terry wins); 0 for a row alone.
     """
     g = _grouped(token_level_rewards, response_mask, groups)
     same = g.group.unsqueeze(1) == g.group.unsqueeze(0)

@@ -33,7 +33,7 @@ def largest_share(weights: Tensor) -> float:
 def pareto_k(log_w: Tensor) -> float:
     """Shape of a generalised Pareto distribution fitted to the largest weights; NaN where it cannot be.
 
-    Pareto smoothed importance sampling (arXiv:1507.02646, section 3): the tail is the largest
+    Pareto smoothed importance sampling (arXiv:1507.02646): the tail is the largest
     min(0.2 N, 3 sqrt(N)) weights. Below 0.5 the mean has finite variance; above 0.7 do not trust it. Weights
     without spread give 0; a tail of fewer than 5 points has no fit.
     """

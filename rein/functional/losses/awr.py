@@ -19,7 +19,7 @@ def awr(
     beta: float = 1.0,
     weight_max: float = 20.0,
 ) -> PolicyLoss:
-    """-min(exp(A / beta), weight_max) log pi, A detached (arXiv:1910.00177, eq. 10 and section 5.2).
+    """-min(exp(A / beta), weight_max) log pi, A detached (arXiv:1910.00177, algorithm 1).
 
     Raises ValueError for beta <= 0.
     """

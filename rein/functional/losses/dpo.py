@@ -34,7 +34,7 @@ def dpo(
     pair.
 
     arXiv:2305.18290, eq. 7; the NLL term: arXiv:2404.19733, eq. 1. With label smoothing e, (1 - e) of this
-    and e of the pair turned round (arXiv:2403.00409, eq. 3 without its scale).
+    and e of the pair turned round (Mitchell 2023, conservative DPO).
     """
     won = masked_sum(chosen_log_probs - ref_chosen_log_probs, chosen_mask, 1)
     lost = masked_sum(rejected_log_probs - ref_rejected_log_probs, rejected_mask, 1)

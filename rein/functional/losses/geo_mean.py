@@ -21,8 +21,8 @@ def geo_mean(
 ) -> PolicyLoss:
     """-A exp(mean_t l_t), l = sgn(A) min(sgn(A) d, sgn(A) clip(d, -low, high)), d = x - o.
 
-    arXiv:2507.20673, eq. 4, and verl 0.9.1. The mean is bounded at 20, above which verl overflows. The loss
-    of a response stands at each of its tokens: for `seq-mean-token-mean` only.
+    arXiv:2507.20673, its objective, as in verl 0.9.1. The mean is bounded at 20, above which verl overflows.
+    The loss of a response stands at each of its tokens: for `seq-mean-token-mean` only.
     """
     log_probs, old_log_probs, advantages = counted(mask, log_probs, old_log_probs, advantages)
     log_ratio = log_probs - old_log_probs

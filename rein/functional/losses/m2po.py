@@ -19,7 +19,7 @@ def m2po_mask(
     """Which tokens stay, [B, T] bool: the largest (log pi / mu)^2 go until the mean of the others <=
     threshold.
 
-    arXiv:2510.01161, algorithm 1. Tokens at the same distance stay or go together, so order does not matter.
+    arXiv:2510.01161, its masking. Tokens at the same distance stay or go together, so order does not matter.
     """
     log_probs, behavior_log_probs = counted(mask, log_probs, behavior_log_probs)
     square = (log_probs.double() - behavior_log_probs.double()).square()
@@ -40,7 +40,7 @@ def m2po(
     *,
     kept: Tensor,  # [B, T]  what m2po_mask said of these rows
 ) -> PolicyLoss:
-    """-r A where kept, 0 elsewhere, r = pi / mu (arXiv:2510.01161, the objective after algorithm 1).
+    """-r A where kept, 0 elsewhere, r = pi / mu (arXiv:2510.01161, its objective).
 
     Dropped tokens stay in the denominator.
     """

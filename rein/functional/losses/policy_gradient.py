@@ -13,7 +13,7 @@ def gpg(
     weights: Tensor | None,  # [B, T]
     mask: Tensor,  # [B, T]
 ) -> PolicyLoss:
-    """-w A log pi: REINFORCE (Williams 1992, eq. 11), and GPG (arXiv:2504.02546, eq. 6) without weights."""
+    """-w A log pi: REINFORCE (Williams 1992), and without weights GPG (arXiv:2504.02546)."""
     log_probs, old_log_probs, advantages = counted(mask, log_probs, old_log_probs, advantages)
     losses = -advantages * log_probs
     return result(weighted(losses, weights, mask), log_probs - old_log_probs)
@@ -30,7 +30,7 @@ def dro(
 ) -> PolicyLoss:
     """-(A log pi - beta / 2 (x - o)^2): the policy's part of direct reward optimisation.
 
-    arXiv:2405.19107, section 3, per token as in verl 0.9.1. Raises ValueError for beta <= 0.
+    arXiv:2405.19107, its policy objective, per token as in verl 0.9.1. Raises ValueError for beta <= 0.
     """
     if beta <= 0:
         raise ValueError(f"dro: beta {beta} must be above 0: without it nothing holds the policy")

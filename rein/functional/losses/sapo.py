@@ -19,7 +19,8 @@ def sapo(
 ) -> PolicyLoss:
     """-A sigmoid(tau (r - 1)) 4 / tau, tau = tau_pos where A > 0 and tau_neg elsewhere.
 
-    arXiv:2511.20347, eq. 5 and 6; at r = 1 the gradient is that of r A. Made for `seq-mean-token-mean`.
+    arXiv:2511.20347, its gate and objective; at r = 1 the gradient is that of r A. Made for
+    `seq-mean-token-mean`.
     """
     log_probs, old_log_probs, advantages = counted(mask, log_probs, old_log_probs, advantages)
     log_ratio = clamped(log_probs - old_log_probs)

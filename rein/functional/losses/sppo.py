@@ -15,7 +15,7 @@ def sppo(
     *,
     eta: float = 1000.0,
 ) -> PolicyLoss:
-    """(sum_t log pi / ref - eta (P - 1/2))^2 per response (arXiv:2405.00675, eq. 4.3 and algorithm 1).
+    """(sum_t log pi / ref - eta (P - 1/2))^2 per response (arXiv:2405.00675, algorithm 1).
 
     The loss of a response stands at each of its tokens: for `seq-mean-token-mean` only.
     """
