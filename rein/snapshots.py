@@ -81,6 +81,12 @@ class Snapshots:
             raise CheckpointError(f"{passed_over[0]} No whole snapshot is left; start anew with resume=never")
         return None, passed_over
 
+    def drop_after(self, number: int) -> None:
+        """Forget what came after `number`: the run goes on from there, the later ones are another branch."""
+        for folder in self._all():
+            if int(folder.name[5:]) > number:
+                shutil.rmtree(folder)
+
     def clear(self) -> None:
         """Forget this run's snapshots (resume=never)."""
         for folder in (*self._all(), *self._leftovers()):

@@ -195,3 +195,13 @@ def test_tensors_that_share_memory_and_views_are_saved(tmp_path: Path) -> None:
 def test_what_json_cannot_tell_apart_still_matches_its_checksum(tmp_path: Path) -> None:
     saved = Snapshots(tmp_path).save(1, RunState({}, {"by number": {10: "a", 9: "b"}, "pair": (1, 2)}))
     assert load(saved).meta == {"by number": {"10": "a", "9": "b"}, "pair": [1, 2]}
+
+
+def test_going_on_from_an_older_snapshot_forgets_the_later_branch(tmp_path: Path) -> None:
+    ring = Snapshots(tmp_path, keep=3)
+    for number in (9, 10, 11):
+        ring.save(number, RunState({"w": torch.tensor([float(number)])}, {}))
+    ring.drop_after(9)
+    state, _ = ring.newest()
+    assert state is not None
+    assert state.tensors["w"].item() == 9.0

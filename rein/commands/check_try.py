@@ -21,7 +21,7 @@ from rein.tracking.console import Console
 from rein.types import Metrics
 
 ROWS = 16  # that train updates on
-TAKEN = 4 * ROWS  # of each file: up to half are held out, and some may be bad
+TAKEN = 2 * ROWS  # of each file: some may be bad
 ANSWER_TOKENS = 32
 STAGES = ("sft", "reward", "rollout", "score", "train")  # the others need a trained model
 EVERY_SCORE = -1e30
@@ -52,16 +52,11 @@ def made_small(recipe: Recipe, folder: Path) -> Recipe:
         "rollout": (recipe.rollout, paths.rollout_files),
         "score": (recipe.score, paths.score_files),
     }
+    n, room = min(recipe.rollout.n, 2), recipe.rollout.max_new_tokens or recipe.data.max_response_length
     changes = {
-        "sft": {"batch_size": ROWS // 2, "total_steps": 2},
-        "reward": {"batch_size": ROWS, "epochs": 1},
-        "rollout": {
-            "n": min(recipe.rollout.n, 2),
-            "max_prompts": 2 * ROWS // min(recipe.rollout.n, 2),
-            "max_new_tokens": min(
-                ANSWER_TOKENS, recipe.rollout.max_new_tokens or recipe.data.max_response_length
-            ),
-        },
+        "sft": {"batch_size": min(recipe.sft.batch_size, ROWS // 4), "total_steps": 2},
+        "reward": {"batch_size": min(recipe.reward.batch_size, ROWS // 2), "epochs": 1},
+        "rollout": {"n": n, "max_prompts": ROWS // n, "max_new_tokens": min(room, ANSWER_TOKENS)},
         "score": {},
     }
     update: dict[str, Any] = {"out": str(folder / "run"), "resume": "never"}
@@ -70,7 +65,8 @@ def made_small(recipe: Recipe, folder: Path) -> Recipe:
         if stage in recipe.stages and not _made_here(recipe, files := files_of(recipe)):
             change["files"] = [_first_rows(files, folder / stage)]
         update[stage] = section.model_copy(update=change)
-    data: dict[str, Any] = {"train_batch_size": 1, "max_bad_fraction": 1.0, "val_files": []}
+    data: dict[str, Any] = {"train_batch_size": 1, "max_bad_fraction": 1.0, "holdout_fraction": 0.0}
+    data["val_files"] = []
     if "train" in recipe.stages and not _made_here(recipe, files := paths.train_files(recipe)):
         data["train_files"] = [_first_rows(files, folder / "train")]
     mini = {"ppo_mini_batch_size": min(recipe.actor.ppo_mini_batch_size, ROWS // 2)}

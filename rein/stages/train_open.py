@@ -204,6 +204,7 @@ def _resume(job: Job) -> None:
             raise CheckpointError(
                 f"resume: {wanted} was made with other rows or settings; use the recipe that made it"
             )
+        job.snapshots.drop_after(job.cursor.number)
     else:
         state, passed_over = job.snapshots.newest()
         for line in passed_over:

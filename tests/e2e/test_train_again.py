@@ -37,6 +37,7 @@ def test_the_printed_example_line_runs_as_printed(tiny: Path, data: Path, tmp_pa
         "threads": 1,
         "model": {"path": str(tiny)},
         "data": {"train_files": str(rows)},
+        "trainer": {"critic_warmup": 10, "val_prompts": 8},
         "evaluate": {"reward": {"name": "length"}},
     }
     assert rein("train", write_recipe(tmp_path / "recipe.yaml", body), *EXAMPLE.split()) == 0
