@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -43,8 +42,7 @@ def dpo(
     losses = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
     if nll_coef:
         losses = losses + nll_coef * nll
-    with torch.no_grad():
-        right = margin > 0
+    right = margin.detach() > 0
     return PairLoss(losses, right, margin.detach(), nll.detach())
 
 

@@ -31,7 +31,7 @@ def clamped(log_ratio: Tensor) -> Tensor:
 def weighted(losses: Tensor, weights: Tensor | None, mask: Tensor | None) -> Tensor:
     """Losses times importance weights; 0 where masked."""
     if weights is not None:
-        losses = losses * (weights if mask is None else weights.where(mask, 0))
+        losses = losses * weights
     return losses if mask is None else losses.where(mask, 0)
 
 
