@@ -2,32 +2,40 @@
 
 x = log pi_actor, r = log pi_ref of the sampled token, z = r - x, in nats. Names and clamps as in verl
 (core_algos.kl_penalty); k3_soft and `off_policy_kl` are made for stored data, whose tokens the actor did not
-sample.
+sample. Values and gradients are finite for all finite log-probs.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from rein.functional.masked import counted
+
 LOG_RATIO_CLAMP = 20.0
 K3_CAP = 10.0
 SOFT_FROM = 2.6
+FAR = 1e15  # nats; a logit masked with the lowest float is further away, and its square is infinite
+
+
+def _gap(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    return (log_probs - ref_log_probs).clamp(-FAR, FAR)
 
 
 def k1(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """x - r (joschu.net/blog/kl-approx, k1): unbiased for samples of the actor, of either sign."""
-    return log_probs - ref_log_probs
+    return _gap(log_probs, ref_log_probs)
 
 
 def absolute(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """|x - r|"""
-    return (log_probs - ref_log_probs).abs()
+    return _gap(log_probs, ref_log_probs).abs()
 
 
 def k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """(x - r)^2 / 2"""
-    return 0.5 * (log_probs - ref_log_probs).square()
+    return 0.5 * _gap(log_probs, ref_log_probs).square()
 
 
 def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
@@ -38,7 +46,7 @@ def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
 
 def k3_soft(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """e^z - z - 1 up to z = 2.6, then its tangent: value and gradient stay finite and never vanish."""
-    z = ref_log_probs - log_probs
+    z = _gap(ref_log_probs, log_probs)
     bent = z.clamp(max=SOFT_FROM)
     slope = torch.tensor(SOFT_FROM, dtype=z.dtype).exp() - 1
     return bent.exp() - bent - 1 + slope.to(z.device) * (z - bent)
@@ -54,16 +62,33 @@ BASE_KINDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "k3": k3,
     "k3_soft": k3_soft,
 }
-KINDS = (*BASE_KINDS, *(f"{kind}+" for kind in BASE_KINDS))
+KINDS = (*BASE_KINDS, *(f"{kind}+" for kind in BASE_KINDS))  # read from the sampled token alone
+EXACT_KINDS = ("full", "full+")  # need the whole vocabulary: log_probs.exact_kl at each position
 
 
 def kl_penalty(
     log_probs: Tensor,  # [B, T]
     ref_log_probs: Tensor,  # [B, T]
     kind: str,
+    *,
+    exact: Tensor | None = None,  # [B, T]  KL(actor || reference) over the vocabulary; kinds full and full+
+    mask: Tensor | None = None,  # [B, T]  0 where it is False
 ) -> Tensor:
-    """The estimator called `kind`, [B, T]; `kind+` has its value and the gradient of k2 (as in verl)."""
-    value = BASE_KINDS[kind.removesuffix("+")](log_probs, ref_log_probs)
+    """The estimator called `kind`, [B, T]; `kind+` has its value and the gradient of k2 (as in verl).
+
+    `full` is the sum over the vocabulary, which the caller made with log_probs.exact_kl. Raises ValueError
+    for an unknown kind, and for `full` without `exact`.
+    """
+    log_probs, ref_log_probs = counted(mask, log_probs, ref_log_probs)
+    base = kind.removesuffix("+")
+    if base == "full":
+        if exact is None:
+            raise ValueError(f"kl_penalty: kind {kind!r} needs `exact`, the KL over the whole vocabulary")
+        (value,) = counted(mask, exact)
+    elif base in BASE_KINDS:
+        value = BASE_KINDS[base](log_probs, ref_log_probs)
+    else:
+        raise ValueError(f"kl_penalty: kind {kind!r} is unknown; known: {', '.join(KINDS + EXACT_KINDS)}")
     if not kind.endswith("+"):
         return value
     carrier = k2(log_probs, ref_log_probs)
@@ -76,12 +101,14 @@ def off_policy_kl(
     behavior_log_probs: Tensor,  # [B, T]  who sampled the tokens
     *,
     cap: float | None = None,
+    mask: Tensor | None = None,  # [B, T]  0 where it is False
 ) -> Tensor:
     """(ref / mu) (w log w - w + 1) with w = actor / ref, per token, [B, T]: never negative.
 
     Under tokens of the behavior policy mu its expectation at a state is KL(actor || ref). Log-ratios are
     clamped at 20; `cap` bounds the value for a lighter tail (and a bias).
     """
+    log_probs, ref_log_probs, behavior_log_probs = counted(mask, log_probs, ref_log_probs, behavior_log_probs)
     log_w = (log_probs - ref_log_probs).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     log_c = (ref_log_probs - behavior_log_probs).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     # expm1 keeps the bracket exact near w = 1, where its terms cancel.
@@ -91,6 +118,25 @@ def off_policy_kl(
 
 
 def adaptive_kl_coef(kl_coef: float, kl: float, *, rows: int, target_kl: float, horizon: float) -> float:
-    """beta * clip(1 + clip(KL / target - 1, +-0.2) rows / horizon, 0.5, 2): arXiv:1909.08593, 2.2."""
+    """beta * clip(1 + clip(KL / target - 1, +-0.2) rows / horizon, 0.5, 2): arXiv:1909.08593, 2.2.
+
+    `rows` were trained on since the last call. A reading that is NaN says nothing and moves nothing.
+    """
+    if math.isnan(kl):
+        return kl_coef
     error = min(max(kl / target_kl - 1, -0.2), 0.2)
     return kl_coef * min(max(1 + error * rows / horizon, 0.5), 2.0)
+
+
+def moving_average_kl(average: float | None, kl: float, *, rows: int, horizon: float) -> float | None:
+    """a <- d a + (1 - d) KL with d = (1 - 1 / horizon)^rows; the first reading is the average.
+
+    The controller `moving_average` is adaptive_kl_coef on this instead of the last reading. `average` is None
+    before the first reading; a reading that is not finite says nothing and moves nothing.
+    """
+    if not math.isfinite(kl):
+        return average
+    if average is None:
+        return kl
+    kept = max(1 - 1 / horizon, 0.0) ** rows
+    return kept * average + (1 - kept) * kl

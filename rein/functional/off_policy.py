@@ -1,18 +1,72 @@
-"""Importance weights of stored data, rho = old / behavior, and what they say of its distance from the actor.
+"""Off-policy correction as a whole: the weights, what is rejected, and what is logged of both.
 
-B rows by T positions; weights are detached. Ratios are old minus behavior in log space: behavior is who wrote
-the data, old is the actor at the start of this batch's updates.
+B rows by T positions; behavior is who wrote the data, old is the actor at the start of this batch's updates.
+Weights are detached. Rejection changes the mask of the losses only: no weight, no denominator. The parts are
+weights.py, rejection.py, correction_metrics.py and staleness.py; names and presets are presets.py's.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rein.functional.masked import masked_mean
+from rein.functional.correction_metrics import distance_metrics, rejection_metrics, weight_metrics
+from rein.functional.rejection import criteria
+from rein.functional.staleness import staleness
+from rein.functional.weights import importance_weights
 
-LOG_RATIO_CLAMP = 20.0
+
+class Corrected(NamedTuple):
+    """What an update takes of it."""
+
+    weights: Tensor | None  # [B, T]  None: no weights asked for
+    mask: Tensor  # [B, T]  what is left after rejection
+    metrics: dict[str, float]
 
 
 @torch.no_grad()
+def correct(
+    old_log_probs: Tensor,  # [B, T]
+    behavior_log_probs: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T]
+    *,
+    rollout_is: str | None = None,
+    rollout_is_threshold: float | str = 2.0,
+    rollout_is_batch_normalize: bool = False,
+    rollout_rs: str | None = None,
+    rollout_rs_threshold: float | str | None = None,
+) -> Corrected:
+    """Weights, rejection and verl's metrics of one batch; fields of presets.Correction.
+
+    Metrics carry the prefix `rollout_corr/`. A mask without a counted token gives none of them.
+    """
+    metrics: dict[str, float] = {}
+    weights = None
+    if rollout_is is not None:
+        found = importance_weights(
+            old_log_probs,
+            behavior_log_probs,
+            mask,
+            level=rollout_is,
+            threshold=rollout_is_threshold,
+            batch_normalize=rollout_is_batch_normalize,
+        )
+        weights = found.applied
+        metrics |= weight_metrics(
+            found, old_log_probs, behavior_log_probs, mask, level=rollout_is, threshold=rollout_is_threshold
+        )
+    kept = mask.clone()
+    if rollout_rs is not None:
+        rules = criteria(
+            old_log_probs, behavior_log_probs, mask, names=rollout_rs, threshold=rollout_rs_threshold
+        )
+        for rule in rules:
+            kept &= rule.kept
+        metrics |= rejection_metrics(rules, kept, mask)
+    metrics |= distance_metrics(old_log_probs, behavior_log_probs, mask)
+    return Corrected(weights, kept, _named(metrics))
+
+
 def token_weights(
     old_log_probs: Tensor,  # [B, T]
     behavior_log_probs: Tensor,  # [B, T]
@@ -21,8 +75,8 @@ def token_weights(
     threshold: float,
 ) -> Tensor:
     """w_t = min(exp(clamp(old - behavior, +-20)), threshold) (truncated IS, Ionides 2008); 0 where masked."""
-    log_ratio = (old_log_probs - behavior_log_probs).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
-    return log_ratio.exp().clamp(max=threshold).where(mask, 0)
+    found = importance_weights(old_log_probs, behavior_log_probs, mask, level="token", threshold=threshold)
+    return found.applied
 
 
 @torch.no_grad()
@@ -31,25 +85,25 @@ def diagnostics(
     behavior_log_probs: Tensor,  # [B, T]
     mask: Tensor,  # [B, T]
     *,
-    threshold: float,
+    threshold: float | str | None = None,  # None: nothing of weights bounded by it
+    seed: int = 0,
 ) -> dict[str, float]:
-    """Raw weights in float64, before any bound: mean, largest, share above the bound, effective sample size.
+    """How stale a batch is, whatever is done about it: distances, raw weights, and token weights at
+    `threshold`.
 
-    ESS = (sum w)^2 / sum w^2 over rows, as a share of the rows; 0 when all weights are 0.
+    In float64; raw numbers are called raw_* (tokens) and seq_* (rows), bounded ones by verl's names.
     """
-    log_ratio = (old_log_probs.double() - behavior_log_probs.double()).where(mask, 0)
-    weights = log_ratio.exp()
-    row_log = log_ratio.sum(1)
-    # A common factor cancels in the ESS and keeps it finite.
-    row = (row_log - row_log.max()).exp()
-    square = row.square().sum()
-    ess = (row.sum().square() / square / len(row)).item() if square > 0 else 0.0
-    return {
-        "rollout_corr/rollout_is_mean": masked_mean(weights, mask).item(),
-        "rollout_corr/rollout_is_max": weights.where(mask, 0).max().item(),
-        "rollout_corr/rollout_is_ratio_fraction_high": masked_mean(
-            (weights > threshold).double(), mask
-        ).item(),
-        "rollout_corr/seq_ess": ess,
-        "rollout_corr/kl": -masked_mean(log_ratio, mask).item(),
-    }
+    found = distance_metrics(old_log_probs, behavior_log_probs, mask)
+    found |= staleness(old_log_probs, behavior_log_probs, mask, seed=seed)
+    if threshold is not None:
+        weights = importance_weights(
+            old_log_probs, behavior_log_probs, mask, level="token", threshold=threshold
+        )
+        found |= weight_metrics(
+            weights, old_log_probs, behavior_log_probs, mask, level="token", threshold=threshold
+        )
+    return _named(found)
+
+
+def _named(metrics: dict[str, float]) -> dict[str, float]:
+    return {f"rollout_corr/{name}": value for name, value in metrics.items()}

@@ -4,14 +4,40 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from rein.functional.advantages import ESTIMATORS, discounted_returns, gae
+from rein.functional.advantages import ESTIMATORS, INPUTS, discounted_returns, gae
 
 NAN = math.nan
 VALUES = torch.tensor([[0.5, 0.6, 0.7]])
 REWARDS = torch.tensor([[0.0, 0.0, 1.0]])
 ALL = torch.ones(1, 3, dtype=torch.bool)
 TERMINAL = torch.zeros(1)
+OPTIONS = {
+    "gae": {"gamma": 0.9, "lam": 0.95},
+    "vtrace": {"gamma": 0.9, "lam": 0.95, "threshold": 2.0},
+    "monte_carlo": {"gamma": 0.9},
+    "reinforce_plus_plus": {"gamma": 0.9},
+}
+
+
+def estimate(
+    name: str, rewards: Tensor, values: Tensor, mask: Tensor, filler: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """The estimator called `name` on one row whose other inputs are the same wherever it counts."""
+    old, behavior = torch.full(mask.shape, filler), torch.full(mask.shape, filler)
+    old[mask], behavior[mask] = torch.tensor([-1.0, -2.0, -0.5])[: mask.sum()], -1.0
+    known = {
+        "token_level_rewards": rewards,
+        "values": values,
+        "response_mask": mask,
+        "bootstrap_values": TERMINAL,
+        "old_log_probs": old,
+        "behavior_log_probs": behavior,
+        "groups": torch.zeros(1, dtype=torch.long),
+        "baseline_scores": torch.tensor([0.25]),
+    }
+    return ESTIMATORS[name](*(known[word] for word in INPUTS[name]), **OPTIONS.get(name, {}))
 
 
 def test_gae_by_hand() -> None:
@@ -61,8 +87,8 @@ def test_masked_positions_and_padding_hand_the_state_through(name: str, filler: 
     hole = torch.tensor([[True, True, False, False, True, False]])
     values = torch.tensor([[0.5, 0.6, filler, filler, 0.7, filler]])
     rewards = torch.tensor([[0.0, 0.0, filler, filler, 1.0, filler]])
-    kept, kept_returns = ESTIMATORS[name](REWARDS, VALUES, ALL, TERMINAL, gamma=0.9, lam=0.95)
-    found, returns = ESTIMATORS[name](rewards, values, hole, TERMINAL, gamma=0.9, lam=0.95)
+    kept, kept_returns = estimate(name, REWARDS, VALUES, ALL)
+    found, returns = estimate(name, rewards, values, hole, filler)
     torch.testing.assert_close(found[hole], kept[0], rtol=0, atol=0)
     torch.testing.assert_close(returns[hole], kept_returns[0], rtol=0, atol=0)
     assert found[~hole].tolist() == [0, 0, 0]
@@ -72,13 +98,13 @@ def test_masked_positions_and_padding_hand_the_state_through(name: str, filler: 
 @pytest.mark.parametrize("name", list(ESTIMATORS))
 def test_a_row_without_a_counted_token_gets_zeros(name: str) -> None:
     nothing = torch.zeros(1, 3, dtype=torch.bool)
-    found, returns = ESTIMATORS[name](REWARDS, VALUES, nothing, TERMINAL, gamma=1.0, lam=0.95)
+    found, returns = estimate(name, REWARDS, VALUES, nothing, NAN)
     assert found.tolist() == returns.tolist() == [[0, 0, 0]]
 
 
 @pytest.mark.parametrize("name", list(ESTIMATORS))
 def test_advantages_carry_no_gradient_to_the_critic(name: str) -> None:
     values = VALUES.clone().requires_grad_(True)
-    found, returns = ESTIMATORS[name](REWARDS, values, ALL, TERMINAL, gamma=1.0, lam=0.95)
+    found, returns = estimate(name, REWARDS, values, ALL)
     assert not found.requires_grad
     assert not returns.requires_grad

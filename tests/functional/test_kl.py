@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from rein.functional.kl import KINDS, adaptive_kl_coef, kl_penalty, off_policy_kl
+from rein.functional.kl import (
+    EXACT_KINDS,
+    KINDS,
+    adaptive_kl_coef,
+    kl_penalty,
+    moving_average_kl,
+    off_policy_kl,
+)
+from rein.functional.log_probs import exact_kl, log_probs_of
 
 E26 = math.exp(2.6)
 # kind: (value, d value / d x) at z = -1, z = 1, z = 3
@@ -120,3 +128,55 @@ def test_the_adaptive_coefficient_is_that_of_the_paper() -> None:
 def test_a_coefficient_at_most_doubles_or_halves_whatever_the_batch() -> None:
     assert adaptive_kl_coef(0.1, 0, rows=10**6, target_kl=6, horizon=100) == 0.05
     assert adaptive_kl_coef(0.1, 100, rows=10**6, target_kl=6, horizon=100) == 0.2
+
+
+def test_full_is_the_exact_kl_and_its_plus_form_has_the_gradient_of_k2() -> None:
+    generator = torch.Generator().manual_seed(5)
+    logits, ref_logits = torch.randn(2, 3, 7, generator=generator, dtype=torch.float64)
+    ids = torch.tensor([1, 0, 6])
+    for kind in EXACT_KINDS:
+        leaf = logits.clone().requires_grad_(True)
+        x, r = log_probs_of(leaf, ids), log_probs_of(ref_logits, ids)
+        found = kl_penalty(x, r, kind, exact=exact_kl(leaf, ref_logits))
+        torch.testing.assert_close(found, exact_kl(logits, ref_logits))
+        carrier = exact_kl(leaf, ref_logits) if kind == "full" else kl_penalty(x, r, "k2")
+        expected = torch.autograd.grad(carrier.sum(), leaf, retain_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(found.sum(), leaf), expected)
+
+
+def test_kinds_that_do_not_exist_or_lack_what_they_need_are_named() -> None:
+    x = torch.zeros(1, 1)
+    with pytest.raises(ValueError, match="'full' needs `exact`"):
+        kl_penalty(x, x, "full")
+    with pytest.raises(ValueError, match=r"'k4\+' is unknown; known: kl, k1"):
+        kl_penalty(x, x, "k4+")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_the_reference_never_says_gives_finite_numbers(kind: str) -> None:
+    """A logit masked with the lowest float is -3.4e38 nats away."""
+    lowest = torch.finfo(torch.float32).min
+    for x_value, r_value in ((-1.0, lowest), (lowest, -1.0), (lowest, lowest)):
+        x = torch.tensor([x_value], requires_grad=True)
+        found = kl_penalty(x, torch.tensor([r_value]), kind)
+        found.sum().backward()
+        assert x.grad is not None
+        assert found.isfinite().all()
+        assert x.grad.isfinite().all()
+
+
+def test_a_reading_that_is_not_a_number_moves_nothing() -> None:
+    assert adaptive_kl_coef(0.1, math.nan, rows=64, target_kl=0.1, horizon=1000) == 0.1
+    assert adaptive_kl_coef(0.1, math.inf, rows=64, target_kl=0.1, horizon=64) == pytest.approx(0.12)
+    assert moving_average_kl(0.3, math.nan, rows=64, horizon=1000) == 0.3
+    assert moving_average_kl(None, math.inf, rows=64, horizon=1000) is None
+
+
+def test_the_moving_average_forgets_with_the_rows_and_starts_at_the_first_reading() -> None:
+    """(1 - 1/4)^2 of the old, the rest of the new: .5625 * .2 + .4375 * .6."""
+    first = moving_average_kl(None, 0.2, rows=999, horizon=4)
+    assert first == 0.2
+    assert moving_average_kl(first, 0.6, rows=2, horizon=4) == pytest.approx(0.5625 * 0.2 + 0.4375 * 0.6)
+    one_by_one = moving_average_kl(moving_average_kl(first, 0.6, rows=1, horizon=4), 0.6, rows=1, horizon=4)
+    assert one_by_one == pytest.approx(0.5625 * 0.2 + 0.4375 * 0.6)
+    assert moving_average_kl(0.2, 0.6, rows=3, horizon=0.5) == 0.6

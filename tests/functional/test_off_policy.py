@@ -44,13 +44,20 @@ def test_masked_tokens_weigh_nothing_whatever_stands_there() -> None:
 
 
 def test_the_diagnostics_are_of_the_raw_weights() -> None:
-    """Weights 4, 1 in one row and 1/2 in the other; row products 4 and 1/2."""
+    """Weights 4, 1 in one row and 1/2 in the other; row products 4 and 1/2; cut at 2 they are 2, 1, 1/2."""
     log = math.log
     old = torch.tensor([[log(4), 0.0], [log(0.5), 9.0]])
     mask = torch.tensor([[True, True], [True, False]])
     said = diagnostics(old, torch.zeros(2, 2), mask, threshold=2.0)
-    assert said["rollout_corr/rollout_is_mean"] == pytest.approx(5.5 / 3)
-    assert said["rollout_corr/rollout_is_max"] == pytest.approx(4)
+    assert said["rollout_corr/raw_mean"] == pytest.approx(5.5 / 3)
+    assert said["rollout_corr/raw_max"] == pytest.approx(4)
+    assert said["rollout_corr/raw_ess"] == pytest.approx(5.5**2 / 17.25 / 3)
+    assert said["rollout_corr/raw_max_share"] == pytest.approx(4 / 5.5)
+    assert said["rollout_corr/seq_mean"] == pytest.approx(2.25)
+    assert said["rollout_corr/seq_max_share"] == pytest.approx(4 / 4.5)
+    assert said["rollout_corr/rollout_is_mean"] == pytest.approx(3.5 / 3)
+    assert said["rollout_corr/rollout_is_max"] == pytest.approx(2)
+    assert said["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(3.5**2 / 5.25 / 3)
     assert said["rollout_corr/rollout_is_ratio_fraction_high"] == pytest.approx(1 / 3)
     assert said["rollout_corr/kl"] == pytest.approx(-(log(4) + log(0.5)) / 3)
     assert said["rollout_corr/seq_ess"] == pytest.approx(4.5**2 / (16 + 0.25) / 2)

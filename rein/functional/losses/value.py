@@ -3,11 +3,14 @@
 import torch
 from torch import Tensor
 
+from rein.functional.masked import counted
+
 
 def value_loss(
     values: Tensor,  # [B, T]  with gradient
     old_values: Tensor | None,  # [B, T]  None: no clip
     returns: Tensor,  # [B, T]
+    mask: Tensor | None = None,  # [B, T]  0 where it is False
     *,
     cliprange_value: float,
 ) -> tuple[Tensor, Tensor]:
@@ -15,9 +18,11 @@ def value_loss(
 
     As in the PPO2 of OpenAI's baselines.
     """
+    values, returns = counted(mask, values, returns)
     error = (values - returns).square()
     if old_values is None:
         return 0.5 * error, torch.zeros_like(error, dtype=torch.bool)
+    (old_values,) = counted(mask, old_values)
     bounded = torch.clamp(values, old_values - cliprange_value, old_values + cliprange_value)
     bounded_error = (bounded - returns).square()
     return 0.5 * torch.maximum(error, bounded_error), (bounded_error > error).detach()
