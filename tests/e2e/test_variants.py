@@ -99,7 +99,7 @@ def test_plain_transformers_gives_the_answers_that_evaluate_reported(whole: Path
 def test_filtered_cloning_imitates_only_what_scored(whole: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     file = write_recipe(tmp_path / "recipe.yaml", stored(whole, data, out))
-    words = ("algorithm.method=filtered_bc", "data.train_batch_size=24")
+    words = ("algorithm.method=filtered_bc", "data.train_batch_size=24", "trainer.total_epochs=6")
     assert rein("train", file, *words) == 0
     rows = manifest(out, "train")["rows"]
     assert rows["in"] == 192 == rows["rejected"] + rows["held_out"] + rows["filtered"] + rows["trained"]
@@ -107,7 +107,8 @@ def test_filtered_cloning_imitates_only_what_scored(whole: Path, data: Path, tmp
     assert 24 <= rows["trained"] < sum(good)
     assert not (out / "train" / "critic").exists()
     losses = [line["actor/pg_loss"] for line in metrics(out) if "actor/pg_loss" in line]
-    assert losses[-1] < losses[0]
+    third = len(losses) // 3
+    assert sum(losses[-third:]) < sum(losses[:third]) - 0.1 * third
 
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
