@@ -42,7 +42,7 @@ METHODS: dict[str, list[str]] = {
         "stages=[train,evaluate]",
         "algorithm.method=filtered_bc",
         "actor.optim.lr=5e-4",
-        "data.train_batch_size=1024",
+        "data.train_batch_size=512",
         "trainer.total_epochs=12",
         "trainer.test_freq=2",
     ],

@@ -22,7 +22,7 @@ from rein import manifest
 from rein.tracking.console import Console
 from rein.tracking.jsonl import read_metrics
 
-_CLONING = ["algorithm.method=filtered_bc", "actor.optim.lr=5e-4", "data.train_batch_size=1024"]
+_CLONING = ["algorithm.method=filtered_bc", "actor.optim.lr=5e-4", "data.train_batch_size=512"]
 VARIANTS: dict[str, list[str]] = {
     "filtered cloning": [*_CLONING, "trainer.total_epochs=12", "trainer.test_freq=2"],
     "PPO as in the demo": [],
