@@ -51,7 +51,7 @@ def test_every_step_of_a_demonstration_adds_up_and_a_carry_is_only_ever_forgotte
 
 def test_carries_are_forgotten_at_the_stated_rates() -> None:
     rng = np.random.default_rng(0)
-    for a, b, rate in ((105, 106, 0.65), (109, 109, 0.05)):
+    for a, b, rate in ((105, 106, addition.P_HARD), (109, 109, addition.P_EASY)):
         forgot = sum(addition.demonstration(a, b, rng) != addition.correct(a, b) for _ in range(4000))
         assert abs(forgot / 4000 - rate) < 0.025  # 3 standard errors
 
