@@ -35,7 +35,7 @@ from rein.tracking.console import Console
 METHODS: dict[str, list[str]] = {
     "continued SFT": [
         "stages=[sft,evaluate]",
-        "sft.total_steps=300",
+        "sft.total_steps=200",
         "sft.optim={lr: 5e-4, lr_scheduler_type: cosine, lr_warmup_steps: 20}",
     ],
     "filtered cloning": [
@@ -43,7 +43,7 @@ METHODS: dict[str, list[str]] = {
         "algorithm.method=filtered_bc",
         "actor.optim.lr=5e-4",
         "data.train_batch_size=512",
-        "trainer.total_epochs=12",
+        "trainer.total_epochs=8",
         "trainer.test_freq=2",
     ],
     "PPO": ["stages=[train,evaluate]"],

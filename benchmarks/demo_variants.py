@@ -24,7 +24,7 @@ from rein.tracking.jsonl import read_metrics
 
 _CLONING = ["algorithm.method=filtered_bc", "actor.optim.lr=5e-4", "data.train_batch_size=512"]
 VARIANTS: dict[str, list[str]] = {
-    "filtered cloning": [*_CLONING, "trainer.total_epochs=12", "trainer.test_freq=2"],
+    "filtered cloning": [*_CLONING, "trainer.total_epochs=8", "trainer.test_freq=2"],
     "PPO as in the demo": [],
     "lam 1": ["algorithm.lam=1.0"],
     "KL loss 0.1": ["actor.kl_loss_coef=0.1"],
