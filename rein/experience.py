@@ -12,15 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.config.methods import Method
 from rein.config.recipe import Recipe
 from rein.data.batches import micro_batches
 from rein.data.cache import ScoreCache
 from rein.errors import DataError
-from rein.functional.advantages import ESTIMATORS, discounted_returns
+from rein.functional.advantages import (
+    ESTIMATORS,
+    INPUTS,
+    WHITENED,
+    discounted_returns,
+    trace_kept,
+)
 from rein.functional.kl import off_policy_kl
 from rein.functional.masked import masked_mean, whiten
-from rein.functional.off_policy import diagnostics, token_weights
+from rein.functional.off_policy import correct, diagnostics
+from rein.functional.presets import weight_bounds
 from rein.functional.rewards import place_on_last_token, subtract_kl
 from rein.functional.statistics import explained_variance
 from rein.protocols import Actor, Critic
@@ -93,14 +99,13 @@ class ExperienceMaker:
     def __init__(
         self,
         recipe: Recipe,
-        method: Method,
         actor: Actor,
         critic: Critic | None,
         references: Mapping[str, Floats] | None,
         *,
         corrected: bool,  # weigh by old / behavior
     ) -> None:
-        self.recipe, self.method = recipe, method
+        self.recipe = recipe
         self.actor, self.critic, self.references = actor, critic, references
         self.corrected = corrected
 
@@ -125,9 +130,7 @@ class ExperienceMaker:
         if all(row.behavior_log_probs is not None for row in rows):
             experience.behavior_log_probs = padded([row.behavior_log_probs for row in rows], old.dtype)  # type: ignore[misc]
         self._weigh(experience)
-        rewards = self._rewards(experience, kl_coef_in_reward)
-        if self.critic is not None:
-            self._estimate(experience, rewards)
+        self._estimate(experience, self._rewards(experience, kl_coef_in_reward))
         return experience
 
     def scores(self, rows: Sequence[Trajectory]) -> Tensor:
@@ -153,19 +156,34 @@ class ExperienceMaker:
             )
 
     def _weigh(self, e: Experience) -> None:
-        clip = self.recipe.algorithm.rollout_correction.rollout_is_threshold
         if e.behavior_log_probs is not None:
-            e.metrics |= diagnostics(e.old_log_probs, e.behavior_log_probs, e.response_mask, threshold=clip)
+            e.metrics |= diagnostics(e.old_log_probs, e.behavior_log_probs, e.response_mask)
             gap = (e.old_log_probs - e.behavior_log_probs).abs().where(e.response_mask, 0)
             e.metrics["training/log_prob_diff_max"] = gap.max().item()
             if self.corrected:
-                e.rollout_is_weights = token_weights(
-                    e.old_log_probs, e.behavior_log_probs, e.response_mask, threshold=clip
-                )
+                self._correct(e, e.behavior_log_probs)
         if e.ref_log_probs is not None and e.behavior_log_probs is not None:
             raw = off_policy_kl(e.old_log_probs, e.ref_log_probs, e.behavior_log_probs)
             e.metrics["kl/reference"] = masked_mean(raw, e.response_mask).item()
             e.metrics["kl/reference_capped"] = masked_mean(raw.clamp(max=10), e.response_mask).item()
+
+    def _correct(self, e: Experience, behavior: Tensor) -> None:
+        wanted = self.recipe.algorithm.rollout_correction
+        if wanted.bypass_mode:  # the loss weighs by the actor as it is at each step
+            return
+        found = correct(
+            e.old_log_probs,
+            behavior,
+            e.response_mask,
+            rollout_is="token" if wanted.rollout_is == "auto" else wanted.rollout_is,
+            rollout_is_threshold=wanted.rollout_is_threshold,
+            rollout_is_batch_normalize=wanted.rollout_is_batch_normalize,
+            rollout_rs=wanted.rollout_rs,
+            rollout_rs_threshold=wanted.rollout_rs_threshold,
+        )
+        e.rollout_is_weights = found.weights
+        e.loss_mask = found.mask if wanted.rollout_rs is not None else None
+        e.metrics |= found.metrics
 
     def _rewards(self, e: Experience, kl_coef: float) -> Tensor:
         scores = self.scores(e.rows)
@@ -191,16 +209,58 @@ class ExperienceMaker:
         return scores
 
     def _estimate(self, e: Experience, rewards: Tensor) -> None:
-        assert self.critic is not None
-        critic, budget = self.critic, self.recipe.actor.ppo_max_token_len_per_gpu
-        e.values = in_micro_batches(e.rows, budget, lambda part, _: critic.values(part))
-        terminal = torch.zeros(len(e.rows))  # a scored row is terminal however it ended
+        name = self.recipe.algorithm.adv_estimator
+        if name is None:
+            return
+        if self.critic is not None:
+            critic, budget = self.critic, self.recipe.actor.ppo_max_token_len_per_gpu
+            e.values = in_micro_batches(e.rows, budget, lambda part, _: critic.values(part))
+        known: dict[str, Tensor | None] = {
+            "token_level_rewards": rewards,
+            "response_mask": e.response_mask,
+            "values": e.values,
+            "bootstrap_values": torch.zeros(len(e.rows)),  # a scored row is terminal however it ended
+            "old_log_probs": e.old_log_probs,
+            "behavior_log_probs": e.behavior_log_probs,
+            "groups": group_numbers(e.rows),
+            "baseline_scores": self._baselines(e.rows),
+        }
+        advantages, returns = ESTIMATORS[name](*(known[key] for key in INPUTS[name]), **self._options(name))
+        e.advantages = whiten(advantages, e.response_mask) if name in WHITENED else advantages
+        if e.values is not None:
+            e.returns = returns
+            e.metrics |= value_metrics(e.values, returns, e.response_mask)
+        if name == "vtrace" and e.behavior_log_probs is not None:
+            kept = trace_kept(e.old_log_probs, e.behavior_log_probs, e.response_mask)
+            e.metrics["rollout_corr/trace_kept"] = kept
+
+    def _options(self, name: str) -> dict[str, float | bool]:
+        """The keywords of an estimator."""
         algorithm = self.recipe.algorithm
-        advantages, e.returns = ESTIMATORS[algorithm.adv_estimator](
-            rewards, e.values, e.response_mask, terminal, gamma=algorithm.gamma, lam=algorithm.lam
-        )
-        e.advantages = whiten(advantages, e.response_mask)
-        e.metrics |= value_metrics(e.values, e.returns, e.response_mask)
+        gamma, lam = algorithm.gamma, algorithm.lam
+        _, bound = weight_bounds(algorithm.rollout_correction.rollout_is_threshold)
+        keywords: dict[str, dict[str, float | bool]] = {
+            "gae": {"gamma": gamma, "lam": lam},
+            "vtrace": {"gamma": gamma, "lam": lam, "threshold": bound},
+            "monte_carlo": {"gamma": gamma},
+            "reinforce_plus_plus": {"gamma": gamma},
+            "grpo": {"by_std": algorithm.norm_adv_by_std_in_grpo},
+        }
+        return keywords.get(name, {})
+
+    def _baselines(self, rows: Sequence[Trajectory]) -> Tensor | None:
+        """The greedy answers' scores, [B], clipped as the scores are; None where a row has none."""
+        if any(row.baseline_score is None for row in rows):
+            return None
+        scores = torch.tensor([float(row.baseline_score or 0.0) for row in rows])
+        clip = self.recipe.reward_manager.clip_range
+        return scores if clip is None else scores.clamp(*clip)
+
+
+def group_numbers(rows: Sequence[Trajectory]) -> Tensor:
+    """A number per prompt, [B] long: rows that answer the same prompt share it."""
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(row.group, len(numbers)) for row in rows])
 
 
 def value_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> Metrics:

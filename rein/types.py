@@ -97,6 +97,7 @@ class Trajectory:
     behavior_log_probs: Floats | None = None  # [T]; None: behavior unknown, never "ratio 1"
     score: float | None = None
     token_level_scores: Floats | None = None  # [T]; sums to `score` when both are given
+    baseline_score: float | None = None  # what the prompt's greedy answer scored
     finish_reason: str = ""  # "stop", "length" or "" (not stored)
     temperature: float = 1.0
     top_p: float = 1.0
@@ -160,6 +161,7 @@ class Experience:
     ref_log_probs: Tensor | None = None
     behavior_log_probs: Tensor | None = None
     rollout_is_weights: Tensor | None = None  # bounded old / behavior, detached
+    loss_mask: Tensor | None = None  # what rejection leaves of response_mask; denominators keep the whole
     values: Tensor | None = None
     returns: Tensor | None = None
     metrics: Metrics = field(default_factory=dict)

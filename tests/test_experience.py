@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from rows_made import Row, own_log_probs, random_trajectories
-from training_made import experience_of, models, moved, recipe, references
+from training_made import IMITATION, experience_of, models, moved, recipe, references
 
-from rein.config.methods import METHODS
 from rein.data.cache import ScoreCache
 from rein.errors import DataError
 from rein.experience import ExperienceMaker, in_micro_batches, padded, reference_log_probs, value_metrics
@@ -127,7 +126,7 @@ def test_weights_are_old_over_behavior_and_only_where_asked(tiny_lm: str) -> Non
     assert e.metrics["training/log_prob_diff_max"] == pytest.approx(gap)
     off = experience_of(recipe(), actor, critic, ROWS, corrected=False)
     assert off.rollout_is_weights is None
-    assert "rollout_corr/rollout_is_mean" in off.metrics
+    assert "rollout_corr/raw_ess" in off.metrics
 
 
 def test_unknown_behavior_is_never_ratio_1(tiny_lm: str) -> None:
@@ -173,9 +172,7 @@ def test_an_actor_that_says_nan_is_an_error_that_names_the_row(tiny_lm: str) -> 
 
 def test_what_the_critic_is_fitted_to_are_the_discounted_stored_scores(tiny_lm: str) -> None:
     actor, critic = models(tiny_lm)
-    maker = ExperienceMaker(
-        recipe(algorithm={"gamma": 0.5}), METHODS["ppo"], actor, critic, None, corrected=False
-    )
+    maker = ExperienceMaker(recipe(algorithm={"gamma": 0.5}), actor, critic, None, corrected=False)
     rows = [
         dataclasses.replace(row, response_mask=np.ones_like(row.response_mask)).with_score(2.0)
         for row in ROWS
@@ -234,7 +231,7 @@ def test_the_reference_stays_when_the_actor_moves(tiny_lm: str) -> None:
 
 def test_a_method_without_a_critic_needs_no_values(tiny_lm: str) -> None:
     actor, _ = models(tiny_lm)
-    e = experience_of(recipe(), actor, None, ROWS, reference=False, corrected=False)
+    e = experience_of(recipe(**IMITATION), actor, None, ROWS, reference=False, corrected=False)
     assert e.values is None
     assert e.returns is None
     assert not e.advantages.any()

@@ -10,16 +10,18 @@ import pytest
 import torch
 from rows_made import Row, own_log_probs, random_trajectories
 from torch import Tensor
-from training_made import ROWS, experience_of, gradients, learner_of, models, moved, recipe
+from training_made import IMITATION, ROWS, experience_of, gradients, learner_of, models, moved, recipe
 
-from rein.config.methods import METHODS
+from rein.config.methods import LOSSES as NEEDS
 from rein.data.batches import chunks
 from rein.errors import CheckpointError
 from rein.functional.kl import kl_penalty
 from rein.functional.losses.aggregate import MODES
+from rein.functional.losses.dpo import PAIR_LOSSES
+from rein.functional.losses.table import LOSSES
 from rein.guards.decide import decide
 from rein.guards.rules import NotFinite
-from rein.learner import POLICY_LOSSES, Learner, optimizer_steps
+from rein.learner import Learner, objectives, optimizer_steps
 from rein.models.load import trunk_of
 from rein.types import Action, Experience, Trajectory, Update
 
@@ -53,6 +55,7 @@ def with_cut(learner: Learner, **actor: Any) -> Learner:
     """The same learner, its mini-batch cut in another way."""
     other = copy.copy(learner)
     other.recipe = learner.recipe.model_copy(update={"actor": learner.recipe.actor.model_copy(update=actor)})
+    other.objectives = objectives(other.recipe, learner.actor, learner.critic)
     return other
 
 
@@ -221,9 +224,9 @@ def test_a_kl_coefficient_of_zero_is_no_pull(tiny_lm: str) -> None:
 
 
 def test_cloning_raises_the_likelihood_of_its_rows_and_needs_no_critic(tiny_lm: str) -> None:
-    some, (actor, _) = recipe(), models(tiny_lm, "float64")
+    some, (actor, _) = recipe(**IMITATION), models(tiny_lm, "float64")
     e = experience_of(some, actor, None, MIXED, reference=False, corrected=False)
-    learner = learner_of(some, actor, None, method="filtered_bc")
+    learner = learner_of(some, actor, None)
     assert {update.role for update in learner.updates(ROWS, 0)} == {"actor"}
     found, metrics = backward(learner, "actor", e)
     total = torch.zeros((), dtype=torch.float64)
@@ -238,8 +241,10 @@ def test_cloning_raises_the_likelihood_of_its_rows_and_needs_no_critic(tiny_lm: 
         torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
 
 
-def test_every_method_s_loss_is_in_the_table() -> None:
-    assert {method.loss_mode for method in METHODS.values()} == set(POLICY_LOSSES)
+def test_the_recipe_s_losses_are_those_of_the_tables() -> None:
+    assert set(NEEDS) == set(LOSSES) | set(PAIR_LOSSES)
+    for name, loss in LOSSES.items():
+        assert (loss.against != "old") == (loss.against in NEEDS[name]), name
 
 
 # the plan

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rein.config.methods import METHODS
 from rein.config.recipe import Recipe
 from rein.experience import ExperienceMaker
 from rein.learner import Learner
@@ -15,6 +14,10 @@ from rein.runtime.single import SingleMesh
 from rein.types import Experience, Floats, Trajectory
 
 ROWS = 12
+IMITATION = {
+    "actor": {"policy_loss": {"loss_mode": "nll"}, "use_kl_loss": False},
+    "algorithm": {"adv_estimator": None, "rollout_correction": {"rollout_is": None}},
+}
 
 
 def recipe(rows: int = ROWS, **sections: dict[str, Any]) -> Recipe:
@@ -59,10 +62,9 @@ def learner_of(
     *,
     kl: float = 0.05,
     steps: int = 10,
-    method: str = "ppo",
 ) -> Learner:
     return Learner(
-        some, METHODS[method], actor, critic, SingleMesh(),
+        some, actor, critic, SingleMesh(),
         kl_coef_in_loss=kl, kl_coef_in_reward=kl, actor_steps=steps, critic_steps=steps,
     )  # fmt: skip
 
@@ -78,7 +80,7 @@ def experience_of(
     kl: float = 0.05,
 ) -> Experience:
     refs = references(rows) if reference else None
-    maker = ExperienceMaker(some, METHODS["ppo"], actor, critic, refs, corrected=corrected)
+    maker = ExperienceMaker(some, actor, critic, refs, corrected=corrected)
     return maker.make(rows, kl)
 
 

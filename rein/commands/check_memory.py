@@ -13,7 +13,7 @@ from typing import Any
 
 from rein.commands.check_plan import Plan
 from rein.config import paths
-from rein.config.methods import METHODS
+from rein.config.methods import needs
 from rein.config.recipe import Recipe
 from rein.data.fast_tokenizer import read_json
 from rein.rewards import uses_model
@@ -58,7 +58,7 @@ def sizes(recipe: Recipe) -> dict[str, Shape | None]:
     """The models of a recipe, on disk or to be made from one that is; None where no size can be read."""
     base = paths.start_policy(recipe, "train")
     named: dict[str, str] = {"actor": base}
-    if METHODS[recipe.algorithm.method].critic:
+    if "critic" in needs(recipe):
         named["critic"] = paths.critic_start(recipe)
     if "reward" in recipe.stages:
         named["reward model"] = paths.reward_trunk(recipe)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rein.config import paths
-from rein.config.methods import METHODS
+from rein.config.methods import needs
 from rein.config.recipe import Recipe
 from rein.data.fast_tokenizer import open_fast_tokenizer, read_json, stop_ids_of
+from rein.data.groups import select
 from rein.data.loader import Loaded, load_demonstrations, load_pairs, load_prompts, load_trajectories
 from rein.data.split import held_prompts, holdout, prompt_key
 from rein.data.tokenize import Encoder
@@ -116,13 +117,16 @@ def _train(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
         rows = (made.used or 0) - held_prompts(made.prompts, recipe.data.holdout_fraction) * recipe.rollout.n
         plan = replace(made, used=rows)
     else:
-        loaded = load_trajectories(paths.train_files(recipe), encoder, recipe.data, scored=True)
+        files, paired = paths.train_files(recipe), "pairs" in needs(recipe)
+        loaded = load_trajectories(files, encoder, recipe.data, scored=True, ranked=paired)
         train, _ = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
-        if METHODS[recipe.algorithm.method].filters:
-            threshold = recipe.algorithm.filter_threshold
-            train = [row for row in train if row.score is not None and row.score >= threshold]
+        threshold, spread = recipe.algorithm.filter_threshold, recipe.algorithm.filter_groups.enable
+        train, _ = select(train, files[0], threshold=threshold, spread=spread, paired=paired)
         plan, rows = _counted("train", loaded, train), len(train)
-    if recipe.data.train_batch_size > rows and not (made and METHODS[recipe.algorithm.method].filters):
+    algorithm = recipe.algorithm
+    selects = algorithm.filter_threshold is not None or algorithm.filter_groups.enable
+    selects = selects or "pairs" in needs(recipe)  # how many rows will be left is not known yet
+    if recipe.data.train_batch_size > rows and not (made and selects):
         raise ConfigError(
             f"data.train_batch_size {recipe.data.train_batch_size} is larger than the {rows} rows to train "
             f"on; set it to {rows} or less"
@@ -143,7 +147,7 @@ def _updates(recipe: Recipe, rows: int) -> tuple[str, float, tuple[str, ...]]:
     batches = trainer.total_training_steps or trainer.total_epochs * ceil(rows / data.train_batch_size)
     per_batch = min(data.train_batch_size, rows)
     sizes = {"actor": (actor.ppo_mini_batch_size, actor.ppo_epochs)}
-    if METHODS[recipe.algorithm.method].critic:
+    if "critic" in needs(recipe):
         sizes["critic"] = (
             critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
             critic.ppo_epochs or actor.ppo_epochs,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rein.config import paths
-from rein.config.recipe import Recipe
+from rein.config.recipe import FilterGroups, Recipe
 from rein.data.parquet import read_rows
 from rein.stages import pipeline, train
 from rein.tracking.console import Console
@@ -24,7 +24,6 @@ ROWS = 16  # that train updates on
 TAKEN = 2 * ROWS  # of each file: some may be bad
 ANSWER_TOKENS = 32
 STAGES = ("sft", "reward", "rollout", "score", "train")  # the others need a trained model
-EVERY_SCORE = -1e30
 
 
 def rehearse(recipe: Recipe, console: Console) -> Metrics:
@@ -65,7 +64,7 @@ def made_small(recipe: Recipe, folder: Path) -> Recipe:
         if stage in recipe.stages and not _made_here(recipe, files := files_of(recipe)):
             change["files"] = [_first_rows(files, folder / stage)]
         update[stage] = section.model_copy(update=change)
-    data: dict[str, Any] = {"train_batch_size": 1, "max_bad_fraction": 1.0, "holdout_fraction": 0.0}
+    data: dict[str, Any] = {"train_batch_size": TAKEN, "max_bad_fraction": 1.0, "holdout_fraction": 0.0}
     data["val_files"] = []
     if "train" in recipe.stages and not _made_here(recipe, files := paths.train_files(recipe)):
         data["train_files"] = [_first_rows(files, folder / "train")]
@@ -73,7 +72,9 @@ def made_small(recipe: Recipe, folder: Path) -> Recipe:
     update["data"] = recipe.data.model_copy(update=data)
     update["actor"] = recipe.actor.model_copy(update=mini)
     update["critic"] = recipe.critic.model_copy(update={"ppo_mini_batch_size": None})
-    update["algorithm"] = recipe.algorithm.model_copy(update={"filter_threshold": EVERY_SCORE})
+    update["algorithm"] = recipe.algorithm.model_copy(
+        update={"filter_threshold": None, "filter_groups": FilterGroups(enable=False)}
+    )
     return recipe.model_copy(update=update)
 
 

@@ -81,6 +81,11 @@ def takes_text_only(key: str) -> bool:
     return LEAVES[key].annotation in (str, str | None)
 
 
+def takes_bounds(key: str) -> bool:
+    """True for thresholds that may be `lo_hi`, so that 2_3 is meant as bounds, not as the number 23."""
+    return key.startswith("algorithm.rollout_correction.") and key.endswith("_threshold")
+
+
 def _alike(a: str, b: str) -> float:
     return 1.0 if a == b else SequenceMatcher(None, a, b).ratio()
 

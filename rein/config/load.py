@@ -9,13 +9,15 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from rein.config.keys import LEAVES, SECTIONS, nearest_key, takes_text_only
+from rein.config.keys import LEAVES, SECTIONS, nearest_key, takes_bounds, takes_text_only
+from rein.config.methods import CORRECTION, LOSS, beneath
 from rein.config.reading import COMMAND_LINE, Entry, read_file, read_words, refuse_twice
 from rein.config.recipe import Recipe
 from rein.config.rules import broken
@@ -27,12 +29,10 @@ from rein.errors import CheckpointError, ConfigError
 PACKAGED = Path(__file__).parent.parent / "recipes"
 
 LATER = {  # values whose feature is planned: refused as "not built yet" instead of as unknown
-    "algorithm.method": "auto topr awr sppo dpo bc m2po opsm dapo grpo",
-    "algorithm.adv_estimator": "vtrace monte_carlo grpo grpo_vectorized grpo_passk gdpo rloo rloo_vectorized "
-    "gpg reinforce_plus_plus reinforce_plus_plus_baseline remax opo optimal_token_baseline "
-    "tir_optimal_token_baseline",
+    "algorithm.method": "auto",
+    "algorithm.adv_estimator": "grpo_passk gdpo gpg optimal_token_baseline tir_optimal_token_baseline",
+    "actor.policy_loss.loss_mode": "clip_cov kl_cov",
     "algorithm.kl_ctrl.type": "moving_average schedule",
-    "algorithm.rollout_correction.rollout_is": "sequence geometric",
     "algorithm.kl_penalty": "full",
     "actor.kl_loss_type": "full",
     "data.behavior": "recomputed",
@@ -70,6 +70,7 @@ def load(source: str | Path | None, words: Sequence[str] = ()) -> tuple[Recipe, 
         )
     ]
     notes += settle(merged, in_prompts)
+    notes += _methods(merged)
     return _validate(merged, source), notes
 
 
@@ -101,6 +102,17 @@ def write_json(path: Path, value: Any) -> None:
         raise CheckpointError(
             f"{path}: cannot be written ({error.strerror}); free space or choose another out="
         ) from error
+
+
+def _methods(entries: Entries) -> list[str]:
+    """Put what the method and the preset stand for beneath the keys that are given."""
+    found, notes = beneath({key: entry.value for key, entry in entries.items()})
+    for key, value in found.items():
+        source = entries.get(f"{CORRECTION}.preset") if key.startswith(CORRECTION) else None
+        source = source or entries.get("algorithm.method") or entries[LOSS]
+        text = None if isinstance(value, bool) or value is None else str(value)
+        entries[key] = replace(source, key=key, value=value, text=text)
+    return notes
 
 
 def _find(source: str | Path) -> Path:
@@ -144,7 +156,8 @@ def _validate(entries: Entries, source: str | Path | None) -> Recipe:
         for section in sections:
             place = place.setdefault(section, {})
         number = isinstance(entry.value, int | float) and not isinstance(entry.value, bool)
-        place[last] = entry.text if number and takes_text_only(key) else entry.value
+        as_text = takes_text_only(key) or (takes_bounds(key) and "_" in str(entry.text))
+        place[last] = entry.text if number and as_text else entry.value
     try:
         # As JSON, because strict validation turns lists into tuples only there. Strict: true is no number.
         recipe = Recipe.model_validate_json(json.dumps(nested, default=str), strict=True)

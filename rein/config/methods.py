@@ -1,23 +1,122 @@
-"""The table of methods: what `algorithm.method` fixes.
+"""What `algorithm.method` and a correction preset stand for, and what estimators and losses ask of the data.
 
-Imports nothing, so that a recipe is checked without torch.
+A method is a few keys of the recipe that hold where the recipe does not give them itself (`beneath`). Imports
+no torch, so that a recipe is checked without it; tests hold these tables against those of functional/.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
 
+from rein.config.recipe import Recipe
+from rein.functional.presets import PRESETS
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """What a method needs and optimises."""
+LOSS, ESTIMATOR = "actor.policy_loss.loss_mode", "algorithm.adv_estimator"
+CORRECTION = "algorithm.rollout_correction"
+_PER_ROW = {"actor.loss_agg_mode": "seq-mean-token-mean"}
+_UNWEIGHTED = {f"{CORRECTION}.rollout_is": None}
+_IMITATION = {LOSS: "nll", ESTIMATOR: None, "actor.use_kl_loss": False, **_UNWEIGHTED}
 
-    loss_mode: str  # an entry of learner.POLICY_LOSSES
-    critic: bool  # has a value function
-    corrects: bool  # can weigh tokens by old / behavior
-    reference: bool  # keeps near the reference when a KL is on
-    filters: bool = False  # trains only on rows that score at least algorithm.filter_threshold
-
-
-METHODS = {
-    "ppo": Method("ppo_clip", critic=True, corrects=True, reference=True),
-    "filtered_bc": Method("nll", critic=False, corrects=False, reference=False, filters=True),
+METHODS: Final[dict[str, Mapping[str, Any]]] = {
+    "ppo": {},
+    "grpo": {ESTIMATOR: "grpo"},
+    "topr": {LOSS: "topr", ESTIMATOR: "reinforce_plus_plus", **_UNWEIGHTED},
+    "awr": {LOSS: "awr", **_UNWEIGHTED},
+    "m2po": {LOSS: "m2po", **_UNWEIGHTED},
+    "sppo": {LOSS: "sppo", ESTIMATOR: "win_rate", "actor.use_kl_loss": False, **_UNWEIGHTED},
+    "dpo": {LOSS: "dpo", ESTIMATOR: None, "actor.use_kl_loss": False, **_UNWEIGHTED},
+    "bc": _IMITATION,
+    "filtered_bc": {**_IMITATION, "algorithm.filter_threshold": 1.0},
 }
+LOSS_DEFAULTS: Final[dict[str, Mapping[str, Any]]] = dict.fromkeys(
+    ("gspo", "geo_mean", "sapo", "sppo"), _PER_ROW
+)
+ONLY_PER_ROW: Final = ("geo_mean", "sppo")  # right in no other aggregation
+
+# What must be there: a critic, or in the data: behavior log-probs, several responses to a prompt
+# (groups), a baseline_score, better and worse responses (pairs); reference: log-probs of the start policy.
+ESTIMATORS: Final[dict[str, frozenset[str]]] = {
+    "gae": frozenset({"critic"}),
+    "vtrace": frozenset({"critic", "behavior"}),
+    "monte_carlo": frozenset({"critic"}),
+    "grpo": frozenset({"groups"}),
+    "rloo": frozenset({"groups"}),
+    "reinforce_plus_plus": frozenset(),
+    "reinforce_plus_plus_baseline": frozenset({"groups"}),
+    "remax": frozenset({"baseline_score"}),
+    "opo": frozenset({"groups"}),
+    "win_rate": frozenset({"groups"}),
+}
+LOSSES: Final[dict[str, frozenset[str]]] = {
+    **dict.fromkeys(("ppo_clip", "vanilla", "gspo", "cispo", "geo_mean", "sapo", "gpg", "dro"), frozenset()),
+    **dict.fromkeys(("dppo_tv", "dppo_kl", "awr", "nll"), frozenset()),
+    **dict.fromkeys(("topr", "m2po"), frozenset({"behavior"})),
+    "sppo": frozenset({"reference"}),
+    "dpo": frozenset({"reference", "pairs"}),
+}
+READ_NO_ADVANTAGES: Final = ("nll", "dpo")
+DATA_NEEDS: Final = {
+    "behavior": "behavior_log_probs in every row",
+    "groups": "two or more scored responses to a prompt",
+    "baseline_score": "baseline_score in every row",
+    "pairs": "two responses to a prompt that score differently",
+}
+
+
+def beneath(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The keys that method, preset and loss set beneath the `given` ones; notes of what overrides them."""
+    method, preset = given.get("algorithm.method", "ppo"), given.get(f"{CORRECTION}.preset")
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if preset in PRESETS:
+        fields = {f"{CORRECTION}.{name}": value for name, value in asdict(PRESETS[preset]).items()}
+        layers.append((f"{CORRECTION}.preset {preset}", fields))
+    if isinstance(method, str) and method in METHODS:
+        layers.append((f"algorithm.method {method}", METHODS[method]))
+    found: dict[str, Any] = {}
+    notes = []
+    for name, keys in layers:
+        for key, value in keys.items():
+            if key in given and given[key] != value:
+                notes.append(f"{name} sets {key} {_word(value)}; {_word(given[key])} is given and holds")
+            elif key not in given:
+                found.setdefault(key, value)
+    loss = given.get(LOSS, found.get(LOSS))
+    for key, value in LOSS_DEFAULTS.get(str(loss), {}).items():
+        if key not in given:
+            found[key] = value
+    return found, notes
+
+
+def needs(recipe: Recipe) -> frozenset[str]:
+    """Of critic, reference and DATA_NEEDS, what this recipe's training cannot do without."""
+    algorithm = recipe.algorithm
+    found = LOSSES[recipe.actor.policy_loss.loss_mode]
+    if algorithm.adv_estimator is not None:
+        found |= ESTIMATORS[algorithm.adv_estimator]
+    correction = algorithm.rollout_correction
+    if correction.rollout_is not in (None, "auto") or correction.rollout_rs or correction.bypass_mode:
+        found |= {"behavior"}
+    if recipe.actor.policy_loss.opsm_threshold is not None:
+        found |= {"behavior"}
+    if algorithm.filter_groups.enable:
+        found |= {"groups"}
+    if recipe.actor.use_kl_loss or algorithm.use_kl_in_reward:
+        found |= {"reference"}
+    return found
+
+
+def methods_for(has: frozenset[str]) -> list[str]:
+    """The methods that data with these of DATA_NEEDS can serve."""
+    return [name for name in METHODS if method_needs(name) <= has]
+
+
+def method_needs(name: str) -> frozenset[str]:
+    """What a method, as it stands in the table, asks of the data."""
+    keys = METHODS[name]
+    estimator = keys.get(ESTIMATOR, "gae")
+    found = LOSSES[keys.get(LOSS, "ppo_clip")] | (ESTIMATORS[estimator] if estimator else frozenset())
+    return found & frozenset(DATA_NEEDS)
+
+
+def _word(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,6 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from rein.config.names import Estimator, KlKind, LossAggMode, LossMode, MethodName, Preset
+from rein.functional.presets import weight_bounds
+
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str | dict) else value
@@ -21,14 +24,15 @@ def _ordered(ends: tuple[float, float]) -> tuple[float, float]:
     return ends
 
 
+def _weight_bounds(threshold: float | str) -> float | str:
+    weight_bounds(threshold)
+    return threshold
+
+
 Files = Annotated[list[str], BeforeValidator(_as_list)]
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-KlKind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k3_soft",
-                 "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+", "k3_soft+"]  # fmt: skip
-LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
-                      "seq-mean-token-sum-norm", "token-sum"]  # fmt: skip
 
 
 class Section(BaseModel):
@@ -146,8 +150,30 @@ class Score(Section):
     path: str | None = None  # reward model folder; default: what the reward stage wrote
 
 
+class PolicyLoss(Section):
+    """Which policy loss, and what only that loss reads."""
+
+    loss_mode: LossMode = "ppo_clip"
+    tau_pos: Annotated[float, Field(gt=0)] = 1.0  # sapo
+    tau_neg: Annotated[float, Field(gt=0)] = 1.05
+    dro_beta: Annotated[float, Field(gt=0)] | None = None  # must be given for dro
+    topr_ratio_max: Annotated[float, Field(gt=0)] = 1.0
+    awr_beta: Annotated[float, Field(gt=0)] = 1.0
+    awr_weight_max: Annotated[float, Field(ge=1)] = 20.0
+    m2po_threshold: Annotated[float, Field(gt=0)] = 0.04  # mean squared log-ratio of the tokens that stay
+    opsm_threshold: Rate | None = (
+        None  # any loss: bad rows this far from behavior (nats per token) are left out
+    )
+    sppo_eta: Annotated[float, Field(gt=0)] = 1000.0
+    dpo_beta: Annotated[float, Field(gt=0)] = 0.1
+    dpo_nll_coef: Rate = 0.0  # of the chosen response's negative log-likelihood per token
+    dpo_label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+
+
 class Actor(Section):
     """The policy's update."""
+
+    policy_loss: PolicyLoss = PolicyLoss()
 
     optim: Optim = Optim()
     ppo_mini_batch_size: Positive = 64
@@ -193,24 +219,40 @@ class KlCtrl(Section):
 
 
 class RolloutCorrection(Section):
-    """Off-policy weights old / behavior. `auto`: token where behavior is known, none where it is not."""
+    """Off-policy correction by old / behavior; `preset` sets the others where they are not given."""
 
-    rollout_is: Literal["auto", "token"] | None = "auto"
-    rollout_is_threshold: Annotated[float, Field(gt=0)] = 2.0
+    preset: Preset | None = None
+    rollout_is: Literal["auto", "token", "sequence", "geometric"] | None = (
+        "auto"  # auto: token if behavior known
+    )
+    rollout_is_threshold: Annotated[float | str, AfterValidator(_weight_bounds)] = (
+        2.0  # u, or "lo_hi": 0 outside
+    )
+    rollout_is_batch_normalize: bool = False
+    rollout_rs: str | None = None  # rejection rules, separated by commas
+    rollout_rs_threshold: float | str | None = None  # one for all rules, or one for each
+    bypass_mode: bool = False  # behavior is the ratio's denominator; no old policy
+    loss_type: Literal["ppo_clip", "reinforce"] = "ppo_clip"  # of bypass mode
+
+
+class FilterGroups(Section):
+    enable: bool = False
 
 
 class Algorithm(Section):
-    """What is maximised. `method` fixes estimator, loss and correction; an explicit key overrides."""
+    """What is maximised. `method` sets estimator, loss and correction where they are not given themselves."""
 
-    method: Literal["ppo", "filtered_bc"] = "ppo"
-    adv_estimator: Literal["gae"] = "gae"
+    method: MethodName = "ppo"
+    adv_estimator: Estimator | None = "gae"  # null: no advantages (bc, dpo)
+    norm_adv_by_std_in_grpo: bool = True
     gamma: Share = 1.0
     lam: Share = 0.95
     use_kl_in_reward: bool = False
     kl_penalty: KlKind = "k1"
     kl_ctrl: KlCtrl = KlCtrl()
     rollout_correction: RolloutCorrection = RolloutCorrection()
-    filter_threshold: float = 1.0  # filtered_bc imitates rows that score at least this
+    filter_threshold: float | None = None  # train only on rows that score at least this
+    filter_groups: FilterGroups = FilterGroups()  # leave out prompts whose responses all score the same
     insist: bool = False  # allow what is known not to restrain on stored data (k1 as a loss, two KLs at once)
 
 

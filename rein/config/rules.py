@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rein.config.methods import ESTIMATOR, ONLY_PER_ROW, READ_NO_ADVANTAGES
 from rein.config.recipe import Recipe
+from rein.functional.presets import rejection_bounds
 
 KL_LOSS_COEF = 0.05  # where no key gives one
 KL_IN_REWARD_COEF = 0.001  # verl's
@@ -62,7 +64,7 @@ def kl_coefs(recipe: Recipe) -> KlCoefs:
 
 def broken(recipe: Recipe) -> list[Broken]:
     """What a recipe breaks of what holds between its keys."""
-    return [*_kl(recipe), *_stages(recipe)]
+    return [*_kl(recipe), *_loss(recipe), *_correction(recipe), *_stages(recipe)]
 
 
 def _kl(recipe: Recipe) -> list[Broken]:
@@ -93,6 +95,67 @@ def _kl(recipe: Recipe) -> list[Broken]:
                 "true beside actor.use_kl_loss true counts the KL twice; set actor.use_kl_loss=false, or "
                 "algorithm.insist=true to keep both",
             )
+        )
+    return found
+
+
+def _loss(recipe: Recipe) -> list[Broken]:
+    actor, estimator = recipe.actor, recipe.algorithm.adv_estimator
+    loss, found = actor.policy_loss.loss_mode, list[Broken]()
+    if estimator is None and loss not in READ_NO_ADVANTAGES:
+        found.append(Broken(ESTIMATOR, f"null, but {loss} weighs tokens by advantages; write gae or another"))
+    if loss == "dro" and actor.policy_loss.dro_beta is None:
+        found.append(Broken("actor.policy_loss.dro_beta", "dro needs it; write a number above 0"))
+    if loss in ONLY_PER_ROW and actor.loss_agg_mode != "seq-mean-token-mean":
+        found.append(
+            Broken(
+                "actor.loss_agg_mode",
+                f"{actor.loss_agg_mode}, but {loss} gives one loss per response; write seq-mean-token-mean",
+            )
+        )
+    if loss == "dpo":
+        if actor.use_kl_loss or actor.entropy_coeff:
+            key = "actor.use_kl_loss" if actor.use_kl_loss else "actor.entropy_coeff"
+            found.append(Broken(key, "dpo holds to the reference by itself; write false or 0"))
+        if actor.ppo_mini_batch_size % 2 or recipe.data.train_batch_size % 2:
+            found.append(
+                Broken("actor.ppo_mini_batch_size", "dpo takes rows in pairs; write even batch sizes")
+            )
+        if not actor.use_dynamic_bsz:
+            found.append(
+                Broken("actor.use_dynamic_bsz", "dpo cuts micro-batches by tokens, whole pairs; write true")
+            )
+    return found
+
+
+def _correction(recipe: Recipe) -> list[Broken]:
+    algorithm, section = recipe.algorithm, "algorithm.rollout_correction"
+    correction, found = algorithm.rollout_correction, list[Broken]()
+    if correction.rollout_rs is not None:
+        try:
+            rejection_bounds(correction.rollout_rs, correction.rollout_rs_threshold)
+        except ValueError as error:
+            found.append(Broken(f"{section}.rollout_rs", f"{error}; correct it"))
+    elif correction.rollout_rs_threshold is not None:
+        found.append(Broken(f"{section}.rollout_rs_threshold", "needs rollout_rs; write the rules too"))
+    if correction.bypass_mode:
+        loss = recipe.actor.policy_loss.loss_mode
+        if loss not in ("ppo_clip", "vanilla"):
+            found.append(
+                Broken(
+                    f"{section}.bypass_mode", f"{loss} has a denominator of its own; write false, or ppo_clip"
+                )
+            )
+        if correction.rollout_is_batch_normalize:
+            found.append(
+                Broken(
+                    f"{section}.rollout_is_batch_normalize",
+                    "bypass mode makes weights anew in each micro-batch, without a batch mean; write false",
+                )
+            )
+    if algorithm.adv_estimator == "vtrace" and correction.rollout_is in ("sequence", "geometric"):
+        found.append(
+            Broken(f"{section}.rollout_is", "V-trace's own weights are of tokens; write token or auto")
         )
     return found
 

@@ -22,6 +22,8 @@ PREFIXES = ("actor", "model", "rollout", "ref")
 RENAMED = {
     "algorithm.clip_ratio": "actor.clip_ratio",
     "actor.max_grad_norm": "actor.grad_clip",
+    "actor.tau_pos": "actor.policy_loss.tau_pos",
+    "actor.tau_neg": "actor.policy_loss.tau_neg",
     "actor.optim.clip_grad": "actor.grad_clip",
     "actor.optim.warmup_style": "actor.optim.lr_scheduler_type",
     "actor.ppo_micro_batch_size_per_gpu": "actor.ppo_micro_batch_size",
@@ -36,6 +38,10 @@ RENAMED = {
     "rollout.response_length": "rollout.max_new_tokens",
     "trainer.default_local_dir": "out",
     "trainer.resume_from_path": "resume",
+}
+
+RENAMED_VALUES = {
+    "algorithm.adv_estimator": {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"},
 }
 
 # Kept under their own name until every source is read; `settle` decides.
@@ -78,7 +84,6 @@ NOT_YET = {
     "actor.ulysses_sequence_parallel_size": Off(_ONE, "Ulysses sequence parallelism"),
     "critic.ulysses_sequence_parallel_size": Off(_ONE, "Ulysses sequence parallelism"),
     "ref.ulysses_sequence_parallel_size": Off(_ONE, "Ulysses sequence parallelism"),
-    "actor.policy_loss.loss_mode": Off(("vanilla", None), "this policy loss"),
     "actor.loss_scale_factor": Off(_NULL, "a constant scale of the loss"),
     "actor.use_prefix_grouper": Off(_NO, "sharing a prompt's computation over its responses"),
     "actor.optim.optimizer": Off(("AdamW", None), "an optimizer other than AdamW"),
@@ -96,15 +101,7 @@ NOT_YET = {
     "rollout.do_sample": Off((True, None), "rollouts without sampling (write rollout.temperature=0)"),
     "rollout.calculate_log_probs": Off((True, None), "rollouts without log-probs"),
     "rollout.multi_turn.enable": Off(_NO, "rollouts of many turns"),
-    "algorithm.filter_groups.enable": Off(_NO, "leaving out groups without spread"),
     "algorithm.use_pf_ppo": Off(_NO, "resampling by score"),
-    "algorithm.rollout_correction.rollout_rs": Off(_NULL, "rejection sampling"),
-    "algorithm.rollout_correction.rollout_rs_threshold": Off(_NULL, "rejection sampling"),
-    "algorithm.rollout_correction.bypass_mode": Off(_NO, "bypass mode"),
-    "algorithm.rollout_correction.loss_type": Off(("ppo_clip", None), "this loss"),
-    "algorithm.rollout_correction.rollout_is_batch_normalize": Off(
-        _NO, "normalising the weights over the batch"
-    ),
     "critic.enable": Off((True, None), "training without a critic"),
     "data.prompt_key": Off(("prompt", None), "another prompt column (name the column `prompt`)"),
     "data.reward_fn_key": Off(("data_source", None), "another data-source column"),
@@ -163,7 +160,6 @@ UNUSED = {  # any value: accepted, because no result depends on it; the reason i
     "rollout.log_prob_max_token_len_per_gpu": _SPEED,
     "critic.forward_micro_batch_size_per_gpu": _SPEED,
     "critic.forward_max_token_len_per_gpu": _SPEED,
-    "algorithm.norm_adv_by_std_in_grpo": "only grpo reads it",
     "actor_rollout_ref.hybrid_engine": "one process holds actor and rollouts by turns",
     "data.return_raw_chat": "prompts are kept as messages",
     "data.filter_overlong_prompts_workers": "the loader uses one process",
@@ -171,6 +167,8 @@ UNUSED = {  # any value: accepted, because no result depends on it; the reason i
     "data.gen_batch_size": "training generates nothing",
     "data.val_batch_size": "validation decodes evaluate.batch_size rows together",
     "trainer.balance_batch": "one process has nothing to balance",
+    "algorithm.filter_groups.metric": "groups are told apart by their stored scores",
+    "algorithm.filter_groups.max_num_gen_batches": "training generates nothing",
     "trainer.project_name": "only trackers use a project's name, and the run's folder is `out`",
 }
 
@@ -208,8 +206,7 @@ def translate(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
         bare = _bare(entry.key)
         key = RENAMED.get(bare, bare)
         if key in LEAVES or key in SETTLED:
-            _refuse_range(replace(entry, key=key))
-            kept.append(replace(entry, key=key))
+            kept.append(_renamed_value(replace(entry, key=key)))
             if key != bare:
                 notes.append(f"{entry.spelled} is read as {key}")
             prefixed += bare != entry.key
@@ -221,6 +218,11 @@ def translate(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
         plural = "key is" if prefixed == 1 else "keys are"
         notes.insert(0, f"{prefixed} {plural} read without verl's prefix {PREFIX.rstrip('.')}")
     return kept, notes
+
+
+def _renamed_value(entry: Entry) -> Entry:
+    value = RENAMED_VALUES.get(entry.key, {}).get(str(entry.value))
+    return entry if value is None else replace(entry, value=value, text=value)
 
 
 def _bare(key: str) -> str:
@@ -265,12 +267,3 @@ def _off(where: str, value: Any, off: tuple[Any, ...], feature: str) -> str:
 
 def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _refuse_range(entry: Entry) -> None:
-    """verl reads "lo_hi" as a two-sided mask; the truncation that is built takes one number."""
-    if entry.key == "algorithm.rollout_correction.rollout_is_threshold" and "_" in str(entry.text):
-        raise ConfigError(
-            f"{entry.where}: {entry.spelled}={entry.text}: asks for two-sided masking, which is not built "
-            "yet; write one number, the upper bound"
-        )

@@ -24,6 +24,32 @@ def epoch_order(n: int, seed: int, epoch: int, shuffle: bool) -> list[int]:
     return [int(row) for row in generator.permutation(n)]
 
 
+def epoch_batches(
+    units: Sequence[Sequence[int]], size: int, seed: int, epoch: int, shuffle: bool
+) -> list[list[int]]:
+    """The batches of an epoch, about `size` rows each; the rows of a unit (a pair, a prompt's) together.
+
+    Units of one length that divides `size` fill every batch but the last; others are cut where a unit ends,
+    into equally many batches in each epoch. Raises ConfigError for a unit that no batch can hold.
+    """
+    order = [units[i] for i in epoch_order(len(units), seed, epoch, shuffle)]
+    rows = [row for unit in order for row in unit]
+    longest = max((len(unit) for unit in units), default=1)
+    if size % longest == 0 and all(len(unit) == longest for unit in units):
+        return chunks(rows, size)
+    count = -(-len(rows) // size)
+    if longest > len(rows) // count:
+        raise ConfigError(
+            f"data.train_batch_size {size}: a prompt has {longest} rows, which must be in one batch; raise it"
+        )
+    batches: list[list[int]] = [[] for _ in range(count)]
+    begin = 0
+    for unit in order:
+        batches[begin * count // len(rows)] += unit
+        begin += len(unit)
+    return batches
+
+
 def chunks(order: Sequence[Entry], size: int) -> list[list[Entry]]:
     """The order cut into pieces of `size`; the last holds what is left, so nothing is dropped."""
     if size < 1:

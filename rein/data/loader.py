@@ -39,7 +39,7 @@ Choose = Callable[
 
 _CONTEXT = {s.REWARD_MODEL, s.GROUND_TRUTH, s.DATA_SOURCE, s.EXTRA_INFO}
 _PROMPT_COLUMNS = {s.PROMPT, s.PROMPT_IDS, *_CONTEXT}
-_TRAJECTORY_COLUMNS = {*s.TRAJECTORIES.names, *_CONTEXT} - {s.ABILITY, s.BASELINE_SCORE}
+_TRAJECTORY_COLUMNS = {*s.TRAJECTORIES.names, *_CONTEXT} - {s.ABILITY}
 _PAIR_COLUMNS = {s.PROMPT, s.CHOSEN, s.REJECTED, s.MARGIN, s.GROUP, *_CONTEXT}
 NAMES_SHOWN = 3
 
@@ -56,12 +56,12 @@ def load_prompts(files: Files, encoder: Encoder, data: Data) -> Loaded[Prompt]:
 
 
 def load_trajectories(
-    files: Files, encoder: Encoder, data: Data, *, scored: bool = False
+    files: Files, encoder: Encoder, data: Data, *, scored: bool = False, ranked: bool = False
 ) -> Loaded[Trajectory]:
     """Stored responses; of a preferences file both responses, unscored and of unknown behavior.
 
-    `scored` rejects rows without a score. Raises DataError for a file of bare prompts, and where
-    data.behavior is `stored` but nothing is.
+    `scored` rejects rows without a score; `ranked` scores chosen 1 and rejected 0. Raises DataError for a
+    file of bare prompts, and where data.behavior is `stored` but nothing is.
     """
     reading = Reading(encoder, data)
 
@@ -71,12 +71,12 @@ def load_trajectories(
             rollout = "add rollout to `stages`, or give a file that has responses"
             _need(source, columns, (s.RESPONSE, s.RESPONSE_IDS), rollout)
             _need(source, columns, (s.PROMPT, s.PROMPT_IDS))
-        if scored:
+        if scored and not (pairs and ranked):
             _need(source, columns, (s.SCORE, s.TOKEN_LEVEL_SCORES), "add score to `stages`, or store scores")
         if data.behavior == "stored":
             _need(source, columns, (s.BEHAVIOR_LOG_PROBS,), "or set data.behavior=unknown")
         if pairs:
-            return _PAIR_COLUMNS, lambda where, row: read_both(where, row, reading)
+            return _PAIR_COLUMNS, lambda where, row: read_both(where, row, reading, ranked=ranked)
         return _TRAJECTORY_COLUMNS, lambda where, row: [read_trajectory(where, row, reading, scored=scored)]
 
     return _collect(files, reading, choose)

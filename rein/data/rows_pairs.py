@@ -39,8 +39,10 @@ def read_pair(where: str, row: Row, reading: Reading) -> PreferencePair:
     )
 
 
-def read_both(where: str, row: Row, reading: Reading) -> list[Trajectory | Reject]:
-    """Chosen and rejected as two trajectories, neither scored; one that cannot be used leaves the other."""
+def read_both(where: str, row: Row, reading: Reading, *, ranked: bool = False) -> list[Trajectory | Reject]:
+    """Chosen and rejected as two trajectories; one that cannot be used leaves the other.
+
+    Neither is scored, unless `ranked`: then 1 and 0, which says no more than which is better."""
     try:
         prompt, chosen, rejected = _parts(row, reading)
         prompt_ids = reading.encoder.prompt_ids(prompt)
@@ -65,6 +67,7 @@ def read_both(where: str, row: Row, reading: Reading) -> list[Trajectory | Rejec
                 response_ids=ids,
                 response_mask=mask,
                 response=text,
+                score=float(name == schemas.CHOSEN) if ranked else None,
                 finish_reason="stop",
                 group=group,
                 ground_truth=truth,

@@ -53,6 +53,7 @@ def read_trajectory(where: str, row: Row, reading: Reading, *, scored: bool) -> 
         behavior_log_probs=_behavior(row, ids, mask, reading, greedy=greedy),
         score=score,
         token_level_scores=token_level_scores,
+        baseline_score=_baseline(row),
         finish_reason=finish,
         temperature=temperature,
         top_p=_top_p(row),
@@ -144,6 +145,13 @@ def _scores(row: Row, ids: Ids, *, scored: bool) -> tuple[float | None, Floats |
         filters.same_length(ids, placed, schemas.TOKEN_LEVEL_SCORES)
     filters.usable_score(score, placed, scored=scored and placed is None)
     return float(placed.sum(dtype=np.float64)) if score is None and placed is not None else score, placed
+
+
+def _baseline(row: Row) -> float | None:
+    stored = cells.number(row.get(schemas.BASELINE_SCORE), schemas.BASELINE_SCORE)
+    if stored is not None and not math.isfinite(stored):
+        raise BadRow("baseline not finite", f"{schemas.BASELINE_SCORE} is {stored:g}")
+    return stored
 
 
 def _temperature(row: Row, reading: Reading) -> tuple[float, bool]:

@@ -13,9 +13,10 @@ import torch
 
 from rein.config import paths
 from rein.config.load import kl_coefs
-from rein.config.methods import Method
+from rein.config.methods import needs
 from rein.config.recipe import Recipe
-from rein.data.batches import epoch_order
+from rein.data.batches import epoch_batches, epoch_order
+from rein.data.groups import units
 from rein.errors import CheckpointError
 from rein.experience import ExperienceMaker, value_metrics
 from rein.experience import in_micro_batches as forward_rows
@@ -63,7 +64,6 @@ class Job:
         self,
         recipe: Recipe,
         console: Console,
-        method: Method,
         rows: Rows,
         actor: Actor,
         critic: Critic | None,
@@ -71,23 +71,24 @@ class Job:
         probe: Probe,
         validator: Validator | None,
     ) -> None:
-        self.recipe, self.console, self.method = recipe, console, method
+        self.recipe, self.console = recipe, console
         self.rows, self.train_rows = rows, rows.train
         self.actor, self.critic = actor, critic
         self.maker, self.probe, self.validator = maker, probe, validator
         self.folder = paths.stage_dir(recipe, "train")
-        self.size = recipe.data.train_batch_size
-        self.per_epoch = -(-len(rows.train) // self.size)
+        self._planned: tuple[int, list[list[int]]] | None = None
+        wanted = needs(recipe)
+        self.units = units(rows.train, paired="pairs" in wanted, grouped="groups" in wanted)
+        self.per_epoch = len(self._plan(0))
         self.batches = recipe.trainer.total_training_steps or recipe.trainer.total_epochs * self.per_epoch
         self.fit_steps = recipe.trainer.critic_warmup if critic is not None else 0
-        sizes = [len(self._slice(batch)) for batch in range(self.batches)]
+        sizes = [len(self._rows_of(batch)) for batch in range(self.batches)]
         actor_steps = optimizer_steps(recipe, "actor", sizes)
         critic_steps = optimizer_steps(recipe, "critic", sizes) if critic is not None else 0
         self.total_updates = self.fit_steps + actor_steps + critic_steps
         in_reward, in_loss, _ = kl_coefs(recipe)
         self.learner = Learner(
             recipe,
-            method,
             actor,
             critic,
             SingleMesh(),
@@ -109,16 +110,20 @@ class Job:
 
     # rows of a step
 
-    def _slice(self, batch: int) -> range:
-        begin = (batch % self.per_epoch) * self.size
-        return range(begin, min(begin + self.size, len(self.train_rows)))
+    def _plan(self, epoch: int) -> list[list[int]]:
+        data = self.recipe.data
+        seed = self.recipe.seed if data.seed is None else data.seed
+        if self._planned is None or self._planned[0] != epoch:
+            found = epoch_batches(self.units, data.train_batch_size, seed, epoch, data.shuffle)
+            self._planned = epoch, found
+        return self._planned[1]
+
+    def _rows_of(self, batch: int) -> list[int]:
+        return self._plan(batch // self.per_epoch)[batch % self.per_epoch]
 
     def rows_of(self, batch: int) -> list[Trajectory]:
         """The rows of a batch: a function of the data seed and the batch's number alone."""
-        data = self.recipe.data
-        seed = self.recipe.seed if data.seed is None else data.seed
-        order = epoch_order(len(self.train_rows), seed, batch // self.per_epoch, data.shuffle)
-        return [self.train_rows[order[i]] for i in self._slice(batch)]
+        return [self.train_rows[i] for i in self._rows_of(batch)]
 
     def fit_batch(self, step: int) -> Experience:
         """The mini-batch of critic-fit update `step`, with the stored returns as targets."""

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rein.config import paths
-from rein.config.methods import METHODS, Method
+from rein.config.methods import DATA_NEEDS, methods_for, needs
 from rein.config.recipe import Recipe
 from rein.data.batches import over_budget_note
 from rein.data.cache import ScoreCache
+from rein.data.groups import by_prompt, select
 from rein.data.loader import load_prompts, load_trajectories, write_rejects
 from rein.data.split import holdout
 from rein.data.tokenize import Encoder
@@ -39,7 +40,7 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
 
     A rehearsal restores and writes nothing.
     """
-    method = METHODS[recipe.algorithm.method]
+    wanted = needs(recipe)
     start = paths.start_policy(recipe, "train")
     actor = load_actor(start, seed=derive(recipe.seed, "actor"), **_model_options(recipe))
     encoder = Encoder(
@@ -49,19 +50,19 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         vocab_size=actor.vocabulary,
     )
     folder = paths.stage_dir(recipe, "train")
-    rows = _load_rows(recipe, console, encoder, method, None if rehearsal else folder)
+    rows = _load_rows(recipe, console, encoder, None if rehearsal else folder)
     critic = None
-    if method.critic:
+    if "critic" in wanted:
         options = _model_options(recipe)
         critic = load_critic(paths.critic_start(recipe), seed=derive(recipe.seed, "critic"), **options)
-    corrected = _corrected(recipe, console, method, rows.train)
-    references = _references(recipe, console, method, actor, rows.train[:16] if rehearsal else rows.train)
-    maker = ExperienceMaker(recipe, method, actor, critic, references, corrected=corrected)
+    corrected = _corrected(recipe, console, rows.train)
+    references = _references(recipe, console, actor, rows.train[:16] if rehearsal else rows.train)
+    maker = ExperienceMaker(recipe, actor, critic, references, corrected=corrected)
     budget = recipe.actor.ppo_max_token_len_per_gpu
     probe_rows = sorted(rows.held_out, key=lambda row: row.key)[:PROBE_ROWS]
     probe = Probe(actor, probe_rows, budget)
     validator = None if rehearsal else _validator(recipe, console, actor, encoder, rows.held_out)
-    job = Job(recipe, console, method, rows, actor, critic, maker, probe, validator)
+    job = Job(recipe, console, rows, actor, critic, maker, probe, validator)
     if not rehearsal:
         _resume(job)
         job.tracker = open_trackers(recipe.trainer.logger, folder, from_number=job.cursor.number)
@@ -72,11 +73,9 @@ def _model_options(recipe: Recipe) -> dict[str, Any]:
     return recipe.model.model_dump(exclude={"path"})
 
 
-def _load_rows(
-    recipe: Recipe, console: Console, encoder: Encoder, method: Method, folder: Path | None
-) -> Rows:
+def _load_rows(recipe: Recipe, console: Console, encoder: Encoder, folder: Path | None) -> Rows:
     files = paths.train_files(recipe)
-    loaded = load_trajectories(files, encoder, recipe.data, scored=True)
+    loaded = load_trajectories(files, encoder, recipe.data, scored=True, ranked="pairs" in needs(recipe))
     for note in loaded.notes:
         console.say(f"data: {note}")
     if folder is not None:
@@ -84,15 +83,15 @@ def _load_rows(
         write_rejects(folder / "rejects.jsonl", loaded.rejects)
     train, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
     counts = {"in": loaded.total, "rejected": len(loaded.rejects), "held_out": len(held_out)}
-    if method.filters:
-        threshold = recipe.algorithm.filter_threshold
-        kept = [row for row in train if row.score is not None and row.score >= threshold]
-        counts["filtered"] = len(train) - len(kept)
-        train = kept
-        if not train:
-            raise DataError(
-                f"{files[0]}: no row scores {threshold} or more; lower algorithm.filter_threshold"
-            )
+    _serves(recipe, files[0], loaded.rows)
+    train, left_out = select(
+        train,
+        files[0],
+        threshold=recipe.algorithm.filter_threshold,
+        spread=recipe.algorithm.filter_groups.enable,
+        paired="pairs" in needs(recipe),
+    )
+    counts |= left_out
     counts["trained"] = len(train)
     if recipe.actor.use_dynamic_bsz:
         lengths = [len(row.prompt_ids) + len(row.response_ids) for row in train]
@@ -103,7 +102,7 @@ def _load_rows(
             console.say(f"warning: {note}")
     said = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
     console.say(f"rows: {said}")
-    if recipe.data.train_batch_size > len(train):
+    if folder is not None and recipe.data.train_batch_size > len(train):
         raise ConfigError(
             f"data.train_batch_size {recipe.data.train_batch_size} is larger than the {len(train)} rows "
             f"to train on ({said}); set it to {len(train)} or less"
@@ -111,38 +110,68 @@ def _load_rows(
     return Rows(train, held_out, counts)
 
 
-def _corrected(recipe: Recipe, console: Console, method: Method, rows: list[Trajectory]) -> bool:
-    """Whether tokens are weighed by old / behavior; `auto` follows the data, and says so."""
-    wanted = recipe.algorithm.rollout_correction.rollout_is
-    known = sum(row.behavior_log_probs is not None for row in rows)
-    if wanted is None or not method.corrects:
+def _has(rows: list[Trajectory]) -> frozenset[str]:
+    """Which of DATA_NEEDS all rows meet (of groups and pairs: whether there are any)."""
+    groups = by_prompt(rows)
+    met = {
+        "behavior": all(row.behavior_log_probs is not None for row in rows),
+        "groups": any(len(group) > 1 for group in groups),
+        "baseline_score": all(row.baseline_score is not None for row in rows),
+        "pairs": any(len({rows[i].score for i in group}) > 1 for group in groups),
+    }
+    return frozenset(name for name, value in met.items() if value)
+
+
+def _serves(recipe: Recipe, file: str, rows: list[Trajectory]) -> None:
+    """Raise DataError where the recipe asks for what the rows do not have, with the methods they serve."""
+    has = _has(rows)
+    lacking = [name for name in DATA_NEEDS if name in needs(recipe) - has]
+    if lacking:
+        partly = ""
+        if "behavior" in lacking:
+            without = sum(row.behavior_log_probs is None for row in rows)
+            partly = f" ({without} of {len(rows)} rows have none)"
+        raise DataError(
+            f"{file}: this recipe needs {DATA_NEEDS[lacking[0]]}{partly}; store them, or choose what the "
+            f"rows can serve with algorithm.method={'|'.join(methods_for(has))} and rollout_is=null or auto"
+        )
+
+
+def _corrected(recipe: Recipe, console: Console, rows: list[Trajectory]) -> bool:
+    """Whether old / behavior weighs or rejects tokens; `auto` follows the data, and says so."""
+    wanted = recipe.algorithm.rollout_correction
+    if wanted.bypass_mode:
+        console.say(f"rollout_correction: bypass mode, {wanted.loss_type} against the behavior policy")
+        return True
+    if wanted.rollout_is is None and wanted.rollout_rs is None:
         return False
+    known = sum(row.behavior_log_probs is not None for row in rows)
     if 0 < known < len(rows):
         raise DataError(
             f"{paths.train_files(recipe)[0]}: {len(rows) - known} of {len(rows)} rows have no "
             "behavior_log_probs; leave those rows out, or set data.behavior=unknown"
         )
-    if known:
-        console.say(
-            f"rollout_correction: {wanted} -> token weights old / behavior, truncated at "
-            f"{recipe.algorithm.rollout_correction.rollout_is_threshold}"
-        )
-        return True
-    if wanted == "token":
-        raise DataError(
-            f"{paths.train_files(recipe)[0]}: algorithm.rollout_correction.rollout_is=token needs "
-            "behavior_log_probs, which the rows do not have; set it to null or auto"
-        )
-    console.say("rollout_correction: auto -> none, the behavior policy is unknown")
-    return False
+    if not known:
+        console.say("rollout_correction: auto -> none, the behavior policy is unknown")
+        return False
+    said = []
+    if wanted.rollout_is is not None:
+        level = "token" if wanted.rollout_is == "auto" else wanted.rollout_is
+        bound = f"truncated at {wanted.rollout_is_threshold}"
+        if isinstance(wanted.rollout_is_threshold, str):
+            bound = f"0 outside {wanted.rollout_is_threshold.replace('_', ' to ')}"
+        said.append(f"{wanted.rollout_is} -> {level} weights old / behavior, {bound}")
+    if wanted.rollout_rs is not None:
+        said.append(f"rejection by {wanted.rollout_rs} at {wanted.rollout_rs_threshold}")
+    console.say(f"rollout_correction: {'; '.join(said)}")
+    return True
 
 
 def _references(
-    recipe: Recipe, console: Console, method: Method, actor: Actor, rows: list[Trajectory]
+    recipe: Recipe, console: Console, actor: Actor, rows: list[Trajectory]
 ) -> dict[str, Any] | None:
     """Reference log-probs of every row; the actor still is the reference: just loaded, nothing restored."""
-    kl_on = recipe.actor.use_kl_loss or recipe.algorithm.use_kl_in_reward
-    if not (method.reference and kl_on):
+    if "reference" not in needs(recipe):
         return None
     key = f"{weights_hash(Path(actor.path))}/{recipe.model.dtype}"
     cache = ScoreCache(paths.cache_dir(recipe), "ref_log_probs", key)

@@ -6,51 +6,23 @@ guards or snapshots; its state is plain tensors and JSON.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rein.config.methods import Method
 from rein.config.recipe import Recipe
 from rein.data.batches import micro_batches
-from rein.functional.kl import adaptive_kl_coef, kl_penalty
-from rein.functional.losses.aggregate import aggregate
-from rein.functional.losses.imitation import negative_log_likelihood
-from rein.functional.losses.ppo import PolicyLoss, ppo_clip
-from rein.functional.losses.value import value_loss
-from rein.functional.masked import masked_sum
+from rein.functional.kl import adaptive_kl_coef
+from rein.functional.losses.dpo import PAIR_LOSSES
+from rein.learner.objective import Counts, Objective, PolicyObjective, ValueObjective
+from rein.learner.pairs import PairObjective
 from rein.protocols import Actor, Critic, Mesh
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
 from rein.types import Experience, Metrics, Update
-
-TokenLoss = Callable[
-    [Tensor, Tensor, Tensor, Tensor | None], PolicyLoss
-]  # log_probs, old, advantages, weights
-
-
-def _ppo_clip(recipe: Recipe) -> TokenLoss:
-    actor = recipe.actor
-    return partial(
-        ppo_clip,
-        clip_ratio_low=actor.clip_ratio_low or actor.clip_ratio,
-        clip_ratio_high=actor.clip_ratio_high or actor.clip_ratio,
-        clip_ratio_c=actor.clip_ratio_c,
-    )
-
-
-def _nll(recipe: Recipe) -> TokenLoss:
-    def loss(log_probs: Tensor, old: Tensor, advantages: Tensor, weights: Tensor | None) -> PolicyLoss:
-        never = torch.zeros_like(log_probs, dtype=torch.bool)
-        return PolicyLoss(negative_log_likelihood(log_probs), never, never, (log_probs - old).detach())
-
-    return loss
-
-
-POLICY_LOSSES: dict[str, Callable[[Recipe], TokenLoss]] = {"ppo_clip": _ppo_clip, "nll": _nll}
 
 
 class Learner:
@@ -59,7 +31,6 @@ class Learner:
     def __init__(
         self,
         recipe: Recipe,
-        method: Method,
         actor: Actor,
         critic: Critic | None,
         mesh: Mesh,
@@ -69,10 +40,11 @@ class Learner:
         actor_steps: int,
         critic_steps: int,
     ) -> None:
-        self.recipe, self.method, self.mesh = recipe, method, mesh
+        self.recipe, self.mesh = recipe, mesh
         self.actor, self.critic = actor, critic
         self.kl_coef_in_loss, self.kl_coef_in_reward = kl_coef_in_loss, kl_coef_in_reward
-        self.policy_loss = POLICY_LOSSES[method.loss_mode](recipe)
+        self.paired = recipe.actor.policy_loss.loss_mode in PAIR_LOSSES
+        self.objectives = objectives(recipe, actor, critic)
         self.optimizers = {
             "actor": Optimizer(
                 actor.model, recipe.actor.optim, grad_clip=recipe.actor.grad_clip, total_steps=actor_steps
@@ -104,17 +76,22 @@ class Learner:
         if not self.recipe.actor.shuffle:
             return list(range(rows))
         generator = torch.Generator().manual_seed(derive(self.recipe.seed, "updates", role, batch, epoch))
+        if self.paired:
+            pairs = torch.randperm(rows // 2, generator=generator).tolist()
+            return [row for pair in pairs for row in (2 * pair, 2 * pair + 1)]
         return torch.randperm(rows, generator=generator).tolist()
 
     def backward(self, update: Update, experience: Experience) -> Metrics:
         """Gradients of one mini-batch over all its micro-batches, and its metrics; weights untouched."""
-        compute = self._actor_loss if update.role == "actor" else self._critic_loss
+        objective = self.objectives[update.role]
         rows = torch.tensor(update.rows)
         mask = experience.response_mask[rows]
-        tokens, counted = self.mesh.sum([float(mask.sum()), float(mask.any(1).sum())])
+        counts = Counts(*self.mesh.sum([float(mask.sum()), float(mask.any(1).sum())]))
+        parts = self._micro_batches(update, experience)
+        objective.prepare(experience, rows, parts)
         totals: dict[str, float] = {}
-        for part in self._micro_batches(update, experience):
-            loss, sums = compute(experience, rows[torch.tensor(part)], tokens, counted)
+        for part in parts:
+            loss, sums = objective(experience, rows[torch.tensor(part)], counts, self.kl_coef_in_loss)
             loss.backward()  # type: ignore[no-untyped-call]
             for name, value in sums.items():
                 totals[name] = totals.get(name, 0.0) + value
@@ -130,72 +107,16 @@ class Learner:
     def _micro_batches(self, update: Update, e: Experience) -> list[list[int]]:
         actor = self.recipe.actor
         lengths = [len(e.rows[i].prompt_ids) + len(e.rows[i].response_ids) for i in update.rows]
+        if self.paired:
+            both = [a + b for a, b in zip(lengths[0::2], lengths[1::2], strict=True)]
+            pairs = micro_batches(both, actor.ppo_max_token_len_per_gpu)
+            return [[row for pair in part for row in (2 * pair, 2 * pair + 1)] for part in pairs]
         if actor.use_dynamic_bsz:
             return micro_batches(lengths, actor.ppo_max_token_len_per_gpu)
         size = actor.ppo_micro_batch_size or len(lengths)
         if update.role == "critic":
             size = self.recipe.critic.ppo_micro_batch_size or size
         return [list(range(i, min(i + size, len(lengths)))) for i in range(0, len(lengths), size)]
-
-    def _actor_loss(
-        self, e: Experience, index: Tensor, tokens: float, counted: float
-    ) -> tuple[Tensor, Metrics]:
-        actor = self.recipe.actor
-        rows = [e.rows[i] for i in index.tolist()]
-        log_probs, entropy = self.actor.log_probs(
-            rows, e.temperature[index], entropy=actor.entropy_coeff != 0
-        )
-        width = log_probs.shape[1]
-        mask = e.response_mask[index, :width]
-        longest = self.recipe.data.max_response_length
-
-        def stored(values: Tensor) -> Tensor:
-            # 0 where nothing counts: what may stand there would turn the gradient into 0 * nan.
-            return values[index, :width].where(mask, 0)
-
-        def whole(values: Tensor) -> Tensor:
-            return aggregate(values, mask, actor.loss_agg_mode, tokens=tokens, rows=counted, scale=longest)
-
-        def mean(values: Tensor) -> float:
-            return masked_sum(values.detach().double(), mask).item() / max(tokens, 1)
-
-        weights = None if e.rollout_is_weights is None else stored(e.rollout_is_weights)
-        found = self.policy_loss(log_probs, stored(e.old_log_probs), stored(e.advantages), weights)
-        loss = policy = whole(found.losses)
-        metrics = {
-            "actor/pg_loss": policy.item(),
-            "actor/pg_clipfrac": mean(found.clipped),
-            "actor/pg_clipfrac_lower": mean(found.clipped_lower),
-            "actor/ppo_kl": -mean(found.log_ratio),
-        }
-        if actor.use_kl_loss and e.ref_log_probs is not None:
-            kl = kl_penalty(log_probs, stored(e.ref_log_probs), actor.kl_loss_type)
-            loss = loss + self.kl_coef_in_loss * whole(kl)
-            metrics["actor/kl_loss"] = mean(kl)
-        if entropy is not None:
-            loss = loss - actor.entropy_coeff * whole(entropy)
-            metrics["actor/entropy"] = mean(entropy)
-        metrics["actor/loss"] = loss.item()
-        return loss, metrics
-
-    def _critic_loss(
-        self, e: Experience, index: Tensor, tokens: float, counted: float
-    ) -> tuple[Tensor, Metrics]:
-        assert self.critic is not None
-        assert e.returns is not None
-        values = self.critic.values([e.rows[i] for i in index.tolist()])
-        width = values.shape[1]
-        mask = e.response_mask[index, :width]
-        old = None if e.values is None else e.values[index, :width].where(mask, 0)
-        returns = e.returns[index, :width].where(mask, 0)
-        clip = self.recipe.critic.cliprange_value
-        losses, clipped = value_loss(values, old, returns, cliprange_value=clip)
-        loss = aggregate(losses, mask, "token-mean", tokens=tokens, rows=counted)
-        return loss, {
-            "critic/vf_loss": loss.item(),
-            "critic/vf_clipfrac": masked_sum(clipped.double(), mask).item() / max(tokens, 1),
-            "critic/vpred_mean": masked_sum(values.detach().double(), mask).item() / max(tokens, 1),
-        }
 
     def apply(self, role: str) -> None:
         """Clip and step this role's optimizer."""
@@ -236,6 +157,17 @@ class Learner:
             own = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             optimizer.restore(own, meta[role])
         self.kl_coef_in_loss, self.kl_coef_in_reward = meta["kl_coef_in_loss"], meta["kl_coef_in_reward"]
+
+
+def objectives(recipe: Recipe, actor: Actor, critic: Critic | None) -> dict[str, Objective]:
+    """The losses of the roles."""
+    paired = recipe.actor.policy_loss.loss_mode in PAIR_LOSSES
+    found: dict[str, Objective] = {
+        "actor": PairObjective(recipe, actor) if paired else PolicyObjective(recipe, actor)
+    }
+    if critic is not None:
+        found["critic"] = ValueObjective(recipe, critic)
+    return found
 
 
 def mini_batch_size(recipe: Recipe, role: str) -> int:

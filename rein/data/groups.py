@@ -1,0 +1,83 @@
+"""Trajectories in, what belongs together out: the rows of a prompt, and its better and worse ones as pairs.
+
+Reads groups and scores only; scores are constants of the file, so all of this is decided once.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+
+from rein.errors import DataError
+from rein.types import Trajectory
+
+
+def by_prompt(rows: Sequence[Trajectory]) -> list[list[int]]:
+    """Row numbers by prompt, in order of appearance."""
+    groups: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(row.group, []).append(index)
+    return list(groups.values())
+
+
+def units(rows: Sequence[Trajectory], *, paired: bool, grouped: bool) -> list[list[int]]:
+    """What one batch must hold whole: a pair (rows 2i and 2i + 1), a prompt's rows, or else a row."""
+    if paired:
+        return [[row, row + 1] for row in range(0, len(rows), 2)]
+    return by_prompt(rows) if grouped else [[row] for row in range(len(rows))]
+
+
+def with_spread(rows: Sequence[Trajectory]) -> list[Trajectory]:
+    """Rows of prompts whose responses score differently; the others teach nothing.
+
+    arXiv:2503.14476, eq. 11.
+    """
+    kept = [group for group in by_prompt(rows) if len({rows[i].score for i in group}) > 1]
+    return [rows[i] for i in sorted(chain.from_iterable(kept))]
+
+
+def pairs(rows: Sequence[Trajectory]) -> list[Trajectory]:
+    """Better and worse responses to a prompt, one after the other: rows 2i and 2i + 1 are a pair.
+
+    Of n responses the floor(n / 2) best meet as many of the worst, in order; a row is in one pair at most,
+    and responses that score the same make none.
+    """
+    found: list[Trajectory] = []
+    for group in by_prompt(rows):
+        ranked = sorted((rows[i] for i in group), key=lambda row: -(row.score or 0.0))
+        half = len(ranked) // 2
+        for better, worse in zip(ranked[:half], ranked[len(ranked) - half :], strict=True):
+            if better.score != worse.score:
+                found += [better, worse]
+    return found
+
+
+def select(
+    rows: Sequence[Trajectory],
+    file: str,  # for messages
+    *,
+    threshold: float | None,  # only rows that score at least this
+    spread: bool,  # only prompts whose responses score differently
+    paired: bool,
+) -> tuple[list[Trajectory], dict[str, int]]:
+    """The rows that are trained on, and how many were left out for what.
+
+    Raises DataError when none is left.
+    """
+    kept, left_out = list(rows), dict[str, int]()
+    if threshold is not None:
+        kept = [row for row in rows if row.score is not None and row.score >= threshold]
+        left_out["filtered"] = len(rows) - len(kept)
+        if not kept:
+            raise DataError(f"{file}: no row scores {threshold} or more; lower algorithm.filter_threshold")
+    if spread:
+        different = with_spread(kept)
+        left_out["in_groups_without_spread"] = len(kept) - len(different)
+        kept = different
+        if not kept:
+            raise DataError(
+                f"{file}: every prompt's responses score the same; set algorithm.filter_groups.enable=false"
+            )
+    if paired:
+        both = pairs(kept)
+        left_out["unpaired"] = len(kept) - len(both)
+        kept = both
+    return kept, left_out

@@ -1,0 +1,11 @@
+"""The updates: what an experience teaches actor and critic, one mini-batch at a time.
+
+learner.py plans, accumulates, applies and keeps state; objective.py is the loss of a micro-batch; pairs.py
+that of preference pairs.
+"""
+
+from rein.learner.learner import Learner as Learner
+from rein.learner.learner import epochs_of as epochs_of
+from rein.learner.learner import mini_batch_size as mini_batch_size
+from rein.learner.learner import objectives as objectives
+from rein.learner.learner import optimizer_steps as optimizer_steps
