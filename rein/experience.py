@@ -21,9 +21,10 @@ from rein.functional.advantages import ESTIMATORS, discounted_returns
 from rein.functional.kl import off_policy_kl
 from rein.functional.masked import masked_mean, whiten
 from rein.functional.off_policy import diagnostics, token_weights
-from rein.functional.rewards import place_on_last_token, subtract_kl
+from rein.functional.rewards import subtract_kl
 from rein.functional.statistics import explained_variance
 from rein.protocols import Actor, Critic
+from rein.rewards.shaping import Shaped, shape
 from rein.types import Experience, Floats, Metrics, Trajectory
 
 
@@ -99,10 +100,12 @@ class ExperienceMaker:
         references: Mapping[str, Floats] | None,
         *,
         corrected: bool,  # weigh by old / behavior
+        statistics: tuple[float, float] | None = None,  # mean and std of the training rows' scores
     ) -> None:
         self.recipe, self.method = recipe, method
         self.actor, self.critic, self.references = actor, critic, references
         self.corrected = corrected
+        self.statistics = statistics
 
     def make(self, rows: list[Trajectory], kl_coef_in_reward: float) -> Experience:
         """Score, weigh and estimate one batch.
@@ -130,19 +133,17 @@ class ExperienceMaker:
             self._estimate(experience, rewards)
         return experience
 
-    def scores(self, rows: Sequence[Trajectory]) -> Tensor:
-        """Clipped scores placed on tokens, [B, T]: what the critic is fitted to before PPO."""
+    def scores(self, rows: Sequence[Trajectory]) -> Shaped:
+        """Scores shaped and placed on tokens, [B, T]: what the critic is fitted to before PPO."""
         mask = padded([row.response_mask for row in rows], torch.bool)
-        clip = self.recipe.reward_manager.clip_range
-        scores = torch.tensor([float(row.score or 0.0) for row in rows])
-        if clip is not None:
-            scores = scores.clamp(*clip)
-        return place_on_last_token(scores, mask)
+        longest = self.recipe.data.max_response_length
+        return shape(rows, mask, self.recipe.reward_manager, max_length=longest, statistics=self.statistics)
 
     def stored_returns(self, rows: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
-        """Monte-Carlo returns of the stored scores, and the mask, [B, T] each."""
+        """Monte-Carlo returns of the shaped stored scores, and the mask, [B, T] each."""
         mask = padded([row.response_mask for row in rows], torch.bool)
-        return discounted_returns(self.scores(rows), mask, gamma=self.recipe.algorithm.gamma), mask
+        scores = self.scores(rows).token_level_scores
+        return discounted_returns(scores, mask, gamma=self.recipe.algorithm.gamma), mask
 
     def _finite(self, rows: list[Trajectory], log_probs: Tensor, mask: Tensor) -> None:
         bad = (~torch.isfinite(log_probs) & mask).any(1).nonzero()
@@ -168,15 +169,10 @@ class ExperienceMaker:
             e.metrics["kl/reference_capped"] = masked_mean(raw.clamp(max=10), e.response_mask).item()
 
     def _rewards(self, e: Experience, kl_coef: float) -> Tensor:
-        scores = self.scores(e.rows)
-        totals = scores.sum(1)
-        e.metrics |= {
-            "critic/score/mean": totals.mean().item(),
-            "critic/score/median": totals.median().item(),
-            "critic/score/max": totals.max().item(),
-            "critic/score/min": totals.min().item(),
-            "response_length/mean": e.response_mask.sum(1).double().mean().item(),
-        }
+        scores, said = self.scores(e.rows)
+        e.metrics |= said | mean_max_min("critic/score", scores.sum(1))
+        e.metrics["critic/score/median"] = scores.sum(1).median().item()
+        e.metrics["response_length/mean"] = e.response_mask.sum(1).double().mean().item()
         if self.recipe.algorithm.use_kl_in_reward and e.ref_log_probs is not None:
             scores, kl = subtract_kl(
                 scores,
@@ -188,6 +184,7 @@ class ExperienceMaker:
             )
             e.metrics["actor/reward_kl_penalty"] = masked_mean(kl, e.response_mask).item()
             e.metrics["actor/reward_kl_penalty_coeff"] = kl_coef
+        e.metrics |= mean_max_min("critic/rewards", scores.sum(1))
         return scores
 
     def _estimate(self, e: Experience, rewards: Tensor) -> None:
@@ -201,6 +198,12 @@ class ExperienceMaker:
         )
         e.advantages = whiten(advantages, e.response_mask)
         e.metrics |= value_metrics(e.values, e.returns, e.response_mask)
+
+
+def mean_max_min(name: str, values: Tensor) -> Metrics:
+    """Mean, max and min under `name`, as verl logs them."""
+    found = {"mean": values.mean(), "max": values.max(), "min": values.min()}
+    return {f"{name}/{which}": value.item() for which, value in found.items()}
 
 
 def value_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> Metrics:

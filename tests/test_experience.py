@@ -94,6 +94,42 @@ def test_scores_are_clipped_before_they_are_placed(tiny_lm: str) -> None:
     assert e.metrics["critic/score/median"] == 0.5
 
 
+def test_the_critic_is_fitted_to_the_same_shaped_scores_that_the_actor_learns_from(tiny_lm: str) -> None:
+    actor, critic = models(tiny_lm)
+    manager = {
+        "normalize": "dataset",
+        "clip_range": [-1, 1],
+        "missing_eos_penalty": 0.5,
+        "placement": "uniform",
+    }
+    some = recipe(reward_manager=manager, algorithm={"gamma": 1.0, "lam": 1.0})
+    maker = ExperienceMaker(
+        some, METHODS["ppo"], actor, critic, None, corrected=False, statistics=(0.25, 0.5)
+    )
+    fitted, mask = maker.stored_returns(ROWS)
+    e = maker.make(ROWS, 0.0)
+    assert e.returns is not None
+    torch.testing.assert_close(e.returns.where(mask, 0), fitted.where(mask, 0), atol=1e-5, rtol=0)
+    expected = [min((row.score or 0.0) - 0.25, 0.5) / 0.5 - 0.5 for row in ROWS]
+    first = mask.double().argmax(1, keepdim=True)
+    assert fitted.gather(1, first)[:, 0].tolist() == pytest.approx(expected)  # nobody's answer ended
+    assert e.metrics["critic/score/mean"] == pytest.approx(sum(expected) / len(expected))
+    assert e.metrics["shaping/missing_eos"] == -0.5
+
+
+def test_rewards_are_the_scores_less_the_kl(tiny_lm: str) -> None:
+    actor, critic = models(tiny_lm)
+    without = experience_of(recipe(), actor, critic, ROWS)
+    some = recipe(algorithm={"use_kl_in_reward": True}, actor={"use_kl_loss": False})
+    e = experience_of(some, actor, critic, ROWS, kl=0.5)
+    assert e.ref_log_probs is not None
+    paid = (0.5 * (e.old_log_probs - e.ref_log_probs)).where(e.response_mask, 0).sum(1)
+    rewards = torch.tensor([row.score or 0.0 for row in ROWS]) - paid
+    for which, value in {"mean": rewards.mean(), "max": rewards.max(), "min": rewards.min()}.items():
+        assert e.metrics[f"critic/rewards/{which}"] == pytest.approx(value.item(), rel=1e-4)
+        assert without.metrics[f"critic/rewards/{which}"] == without.metrics[f"critic/score/{which}"]
+
+
 def test_kl_in_reward_is_taken_from_the_old_log_probs(tiny_lm: str) -> None:
     actor, critic = models(tiny_lm)
     some = recipe(

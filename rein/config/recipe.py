@@ -214,10 +214,27 @@ class Algorithm(Section):
     insist: bool = False  # allow what is known not to restrain on stored data (k1 as a loss, two KLs at once)
 
 
-class RewardManager(Section):
-    """Shaping of scores before they are placed on tokens."""
+class OverlongBuffer(Section):
+    """A soft limit (DAPO): what is taken off grows over the last `len` tokens before the limit."""
 
-    clip_range: Annotated[tuple[float, float], AfterValidator(_ordered)] | None = None
+    enable: bool = False
+    len: Positive | None = None  # tokens; the limit is data.max_response_length
+    penalty_factor: Rate = 1.0  # taken off at the limit
+
+
+class RewardManager(Section):
+    """Shaping of scores, in the order of the keys; `score:` says which of them move a row's total."""
+
+    normalize: Literal["dataset"] | None = None  # score: (s - mean) / std over the training rows, once
+    clip_range: Annotated[tuple[float, float], AfterValidator(_ordered)] | None = None  # score: clipped
+    missing_eos_penalty: Rate = 0.0  # score: less this where finish_reason is not stop (an end token is one)
+    overlong_buffer: OverlongBuffer = OverlongBuffer()  # score: less what DAPO's soft limit takes
+    length_penalty: Rate = 0.0  # score: less this for each counted token beyond length_penalty_free
+    length_penalty_free: Annotated[int, Field(ge=0)] = 0
+    repetition_penalty: Rate = 0.0  # score: less this times the share of n-grams that stood there before
+    repetition_ngram: Positive = 4
+    placement: Literal["last", "uniform", "exponential"] | None = None  # default: as stored, or last
+    placement_decay: Annotated[float, Field(gt=0, le=1)] | None = None  # exponential's: a token / the next
 
 
 class Trainer(Section):

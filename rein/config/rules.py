@@ -62,7 +62,7 @@ def kl_coefs(recipe: Recipe) -> KlCoefs:
 
 def broken(recipe: Recipe) -> list[Broken]:
     """What a recipe breaks of what holds between its keys."""
-    return [*_kl(recipe), *_stages(recipe)]
+    return [*_kl(recipe), *_shaping(recipe), *_stages(recipe)]
 
 
 def _kl(recipe: Recipe) -> list[Broken]:
@@ -92,6 +92,25 @@ def _kl(recipe: Recipe) -> list[Broken]:
                 "algorithm.use_kl_in_reward",
                 "true beside actor.use_kl_loss true counts the KL twice; set actor.use_kl_loss=false, or "
                 "algorithm.insist=true to keep both",
+            )
+        )
+    return found
+
+
+def _shaping(recipe: Recipe) -> list[Broken]:
+    manager, limit = recipe.reward_manager, recipe.data.max_response_length
+    length, found = manager.overlong_buffer.len, []
+    if manager.overlong_buffer.enable and (length is None or length > limit):
+        said = "is missing" if length is None else f"{length} is more than data.max_response_length {limit}"
+        found.append(
+            Broken(
+                "reward_manager.overlong_buffer.len", f"{said}; give the tokens before the limit that cost"
+            )
+        )
+    if (manager.placement == "exponential") != (manager.placement_decay is not None):
+        found.append(
+            Broken(
+                "reward_manager.placement_decay", "goes with reward_manager.placement=exponential; give both"
             )
         )
     return found

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rein.config import paths
 from rein.config.methods import METHODS, Method
 from rein.config.recipe import Recipe
@@ -19,6 +21,7 @@ from rein.data.tokenize import Encoder
 from rein.engines.hf import HfEngine
 from rein.errors import CheckpointError, ConfigError, DataError
 from rein.experience import ExperienceMaker, reference_log_probs
+from rein.functional.rewards import score_statistics
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import load_critic
 from rein.models.load import weights_hash
@@ -56,7 +59,10 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         critic = load_critic(paths.critic_start(recipe), seed=derive(recipe.seed, "critic"), **options)
     corrected = _corrected(recipe, console, method, rows.train)
     references = _references(recipe, console, method, actor, rows.train[:16] if rehearsal else rows.train)
-    maker = ExperienceMaker(recipe, method, actor, critic, references, corrected=corrected)
+    statistics = _score_statistics(recipe, console, rows.train)
+    maker = ExperienceMaker(
+        recipe, method, actor, critic, references, corrected=corrected, statistics=statistics
+    )
     budget = recipe.actor.ppo_max_token_len_per_gpu
     probe_rows = sorted(rows.held_out, key=lambda row: row.key)[:PROBE_ROWS]
     probe = Probe(actor, probe_rows, budget)
@@ -135,6 +141,15 @@ def _corrected(recipe: Recipe, console: Console, method: Method, rows: list[Traj
         )
     console.say("rollout_correction: auto -> none, the behavior policy is unknown")
     return False
+
+
+def _score_statistics(recipe: Recipe, console: Console, rows: list[Trajectory]) -> tuple[float, float] | None:
+    """Mean and spread of all training scores, made once: what reward_manager.normalize divides by."""
+    if recipe.reward_manager.normalize is None:
+        return None
+    found = score_statistics(torch.tensor([float(row.score or 0.0) for row in rows], dtype=torch.float64))
+    console.say(f"reward_manager.normalize: scores have mean {found[0]:.4g} and std {found[1]:.4g}")
+    return found
 
 
 def _references(

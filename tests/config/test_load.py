@@ -89,6 +89,10 @@ def test_what_is_no_rate_is_refused_with_key_and_value(value: str, place: str, t
         ("out=[a]", "text"),
         ("score.reward=[]", "at least 1"),
         ("guards.probe_every=4", "at least 8"),
+        ("reward_manager.normalize=batch", "must be one of dataset, null"),
+        ("reward_manager.placement=first", "last, uniform, exponential, null"),
+        ("reward_manager.placement_decay=0", "above 0"),
+        ("reward_manager.missing_eos_penalty=-1", "at least 0"),
     ],
 )
 def test_wrong_types_name_key_and_what_is_wanted(word: str, wanted: str, tmp_path: Path) -> None:
@@ -129,6 +133,8 @@ def test_any_float_comes_back_as_it_was_printed(rate: float) -> None:
         ("data.n", "rollout.n"),
         ("rollout.temprature", "rollout.temperature"),
         ("seeed", "seed"),
+        ("reward_manager.normalise", "reward_manager.normalize"),
+        ("missing_eos_penalty", "reward_manager.missing_eos_penalty"),
         ("actor_rollout_ref.rollout.temprature", "rollout.temperature"),
     ],
 )
@@ -280,6 +286,16 @@ def test_the_resolved_recipe_is_json_with_canonical_names_and_reads_back(tmp_pat
         ("actor.kl_loss_type=kl", "does not restrain on stored data"),
         ("algorithm.use_kl_in_reward=true", "counts the KL twice"),
         ("algorithm.use_kl_in_reward=true actor.use_kl_loss=false algorithm.kl_penalty=k3", "write k1"),
+        ("reward_manager.overlong_buffer.enable=true", "overlong_buffer.len: is missing; give the tokens"),
+        (
+            "reward_manager.overlong_buffer.enable=true reward_manager.overlong_buffer.len=4096",
+            "overlong_buffer.len: 4096 is more than data.max_response_length 2048",
+        ),
+        ("reward_manager.placement=exponential", "placement_decay: goes with"),
+        (
+            "reward_manager.placement=last reward_manager.placement_decay=0.9",
+            "placement=exponential; give both",
+        ),
         ("stages=[train,sft]", "put sft first"),
         ("stages=[train,train]", "listed twice"),
     ],

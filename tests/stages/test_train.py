@@ -1,7 +1,8 @@
-"""Training from a file of stored rows, where there is nothing to hold out."""
+"""Training from a file of stored rows: nothing to hold out, scores normalised over the file."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rows_made import random_trajectories
 from training_made import recipe
@@ -37,3 +38,26 @@ def test_without_held_out_rows_training_goes_to_its_end(prompts: int, tiny_lm: s
     lines = read_metrics(tmp_path / "run" / "train" / "metrics.jsonl")
     assert all(len(line) > 2 for line in lines)
     assert not any("probe/kl_reference" in line for line in lines)
+
+
+def test_scores_are_normalised_once_over_the_rows_that_train(tiny_lm: str, tmp_path: Path) -> None:
+    rows = [trajectory_row(row.with_score(float(i))) for i, row in enumerate(random_trajectories(12))]
+    write_rows(tmp_path / "rows.parquet", rows, TRAJECTORIES, {})
+    some = recipe(
+        data={
+            "train_files": [str(tmp_path / "rows.parquet")],
+            "holdout_fraction": 0,
+            "train_batch_size": 4,
+        },
+        actor={"ppo_mini_batch_size": 4},
+        model={"path": tiny_lm},
+        reward_manager={"normalize": "dataset"},
+        trainer={"critic_warmup": 0},
+    ).model_copy(update={"out": str(tmp_path / "run")})
+    train.run(some, Console(quiet=True))
+    lines = read_metrics(tmp_path / "run" / "train" / "metrics.jsonl")
+    means = [line["critic/score/mean"] for line in lines if "critic/score/mean" in line]
+    assert len(means) == 3
+    assert sum(means) == pytest.approx(0, abs=1e-5)
+    lowest = min(line["critic/score/min"] for line in lines if "critic/score/min" in line)
+    assert lowest == pytest.approx((0 - 5.5) / np.arange(12).std(), rel=1e-5)
