@@ -6,6 +6,7 @@ guards or snapshots; its state is plain tensors and JSON.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,12 +17,13 @@ from torch import Tensor
 from rein.config.methods import Method
 from rein.config.recipe import Recipe
 from rein.data.batches import micro_batches
-from rein.functional.kl import adaptive_kl_coef, kl_penalty
+from rein.functional.kl import adaptive_kl_coef, kl_penalty, moving_average_kl
 from rein.functional.losses.aggregate import aggregate
 from rein.functional.losses.imitation import negative_log_likelihood
 from rein.functional.losses.ppo import PolicyLoss, ppo_clip
 from rein.functional.losses.value import value_loss
 from rein.functional.masked import masked_sum
+from rein.functional.schedules import over_progress
 from rein.protocols import Actor, Critic, Mesh
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
@@ -72,6 +74,7 @@ class Learner:
         self.recipe, self.method, self.mesh = recipe, method, mesh
         self.actor, self.critic = actor, critic
         self.kl_coef_in_loss, self.kl_coef_in_reward = kl_coef_in_loss, kl_coef_in_reward
+        self.kl_average: float | None = None  # of the probe's readings
         self.policy_loss = POLICY_LOSSES[method.loss_mode](recipe)
         self.optimizers = {
             "actor": Optimizer(
@@ -205,10 +208,20 @@ class Learner:
         """Drop this role's gradients; its schedule advances."""
         self.optimizers[role].discard()
 
-    def control_kl(self, kl: float, rows: int) -> None:
-        """Move the KL coefficients by the latest probe, once per batch of `rows`."""
+    def control_kl(self, kl: float, rows: int, progress: float) -> None:
+        """Move the KL coefficients, once per batch of `rows`.
+
+        `kl` is the latest probe's (NaN: there is none), `progress` the share of the run that is done.
+        """
         control = self.recipe.algorithm.kl_ctrl
-        if control.type == "adaptive":
+        if control.type == "schedule" and control.schedule is not None:
+            coef = over_progress(progress, control.schedule, shape=control.shape)
+            self.kl_coef_in_loss = coef if self.recipe.actor.use_kl_loss else 0.0
+            self.kl_coef_in_reward = coef if self.recipe.algorithm.use_kl_in_reward else 0.0
+        if control.type == "moving_average":
+            self.kl_average = moving_average_kl(self.kl_average, kl, rows=rows, horizon=control.horizon)
+            kl = self.kl_average if self.kl_average is not None and math.isfinite(kl) else math.nan
+        if control.type in ("adaptive", "moving_average"):
             move = partial(
                 adaptive_kl_coef, kl=kl, rows=rows, target_kl=control.target_kl, horizon=control.horizon
             )
@@ -218,11 +231,12 @@ class Learner:
             )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything a restore needs: weights and moments of each role, steps, KL coefficients."""
+        """Everything a restore needs: weights and moments of each role, steps, the KL controller."""
         tensors: dict[str, Tensor] = {}
         meta: dict[str, Any] = {
             "kl_coef_in_loss": self.kl_coef_in_loss,
             "kl_coef_in_reward": self.kl_coef_in_reward,
+            "kl_average": self.kl_average,
         }
         for role, optimizer in self.optimizers.items():
             found, meta[role] = optimizer.state()
@@ -236,6 +250,7 @@ class Learner:
             own = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             optimizer.restore(own, meta[role])
         self.kl_coef_in_loss, self.kl_coef_in_reward = meta["kl_coef_in_loss"], meta["kl_coef_in_reward"]
+        self.kl_average = meta["kl_average"]
 
 
 def mini_batch_size(recipe: Recipe, role: str) -> int:

@@ -354,15 +354,55 @@ def test_the_adaptive_coefficients_follow_the_probe_and_fixed_ones_stay(tiny_lm:
     control = {"type": "adaptive", "target_kl": 6.0, "horizon": 10000}
     actor, critic = models(tiny_lm)
     learner = learner_of(recipe(algorithm={"kl_ctrl": control}), actor, critic, kl=0.1)
-    learner.control_kl(12.0, 256)
+    learner.control_kl(12.0, 256, 0.1)
     assert learner.kl_coef_in_loss == learner.kl_coef_in_reward == pytest.approx(0.100512)
     fixed = learner_of(recipe(), actor, critic, kl=0.1)
-    fixed.control_kl(12.0, 256)
+    fixed.control_kl(12.0, 256, 0.1)
     assert fixed.kl_coef_in_loss == fixed.kl_coef_in_reward == 0.1
 
 
-def test_a_restored_learner_goes_on_bit_by_bit(tiny_lm: str) -> None:
-    some = recipe(actor={"ppo_mini_batch_size": 6}, algorithm={"kl_ctrl": {"type": "adaptive"}})
+def test_the_moving_average_follows_what_the_probe_said_before(tiny_lm: str) -> None:
+    """Target .1, horizon 4, batches of 2 rows: the average keeps (3 / 4)^2 of itself with each."""
+    control = {"type": "moving_average", "target_kl": 0.1, "horizon": 4}
+    learner = learner_of(recipe(algorithm={"kl_ctrl": control}), *models(tiny_lm), kl=0.1)
+    learner.control_kl(math.nan, 2, 0.1)
+    assert (learner.kl_average, learner.kl_coef_in_loss) == (None, 0.1)
+    learner.control_kl(0.4, 2, 0.2)
+    assert learner.kl_coef_in_loss == pytest.approx(0.1 * 1.1)  # 1 + .2 * 2 / 4
+    learner.control_kl(0.0, 2, 0.3)
+    kept = (1 - 1 / 4) ** 2
+    assert learner.kl_average == pytest.approx(0.4 * kept)
+    assert learner.kl_coef_in_loss == pytest.approx(0.1 * 1.1**2)  # the average still is over the target
+    for said in (math.nan, math.inf):
+        learner.control_kl(said, 2, 0.4)
+        assert learner.kl_average == pytest.approx(0.4 * kept)
+        assert learner.kl_coef_in_loss == learner.kl_coef_in_reward == pytest.approx(0.1 * 1.1**2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"), [("pieces", [0.08, 0.05, 0.05, 0.06]), ("linear", [0.065, 0.05, 0.055, 0.06])]
+)
+@pytest.mark.parametrize("in_reward", [False, True])
+def test_a_schedule_sets_the_coefficient_of_the_kl_that_is_on(
+    shape: str, wanted: list[float], in_reward: bool, tiny_lm: str
+) -> None:
+    control = {"type": "schedule", "schedule": [[0, 0.08], [0.2, 0.05], [0.8, 0.06]], "shape": shape}
+    some = recipe(
+        algorithm={"kl_ctrl": control, "use_kl_in_reward": in_reward}, actor={"use_kl_loss": not in_reward}
+    )
+    learner = learner_of(some, *models(tiny_lm))
+    found = []
+    for progress in (0.1, 0.2, 0.5, 1.0):
+        learner.control_kl(math.nan, ROWS, progress)
+        coefs = (learner.kl_coef_in_loss, learner.kl_coef_in_reward)
+        assert coefs[not in_reward] == 0
+        found.append(coefs[in_reward])
+    assert found == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("controller", ["adaptive", "moving_average"])
+def test_a_restored_learner_goes_on_bit_by_bit(controller: str, tiny_lm: str) -> None:
+    some = recipe(actor={"ppo_mini_batch_size": 6}, algorithm={"kl_ctrl": {"type": controller}})
     actor, critic = models(tiny_lm)
     straight, e = learner_of(some, actor, critic), experience_of(some, actor, critic, MIXED)
 
@@ -370,7 +410,7 @@ def test_a_restored_learner_goes_on_bit_by_bit(tiny_lm: str) -> None:
         for update in learner.updates(ROWS, batch):
             learner.backward(update, e)
             learner.apply(update.role)
-        learner.control_kl(0.3, ROWS)
+        learner.control_kl(0.3, ROWS, 0.1)
 
     go(straight, 0)
     tensors, meta = straight.state()
@@ -378,6 +418,7 @@ def test_a_restored_learner_goes_on_bit_by_bit(tiny_lm: str) -> None:
     resumed = learner_of(some, *models(tiny_lm))
     resumed.restore(tensors, meta)
     assert resumed.kl_coef_in_loss == straight.kl_coef_in_loss != 0.05
+    assert resumed.kl_average == straight.kl_average
     for learner in (straight, resumed):
         go(learner, 1)
     assert equal(weights(straight), weights(resumed))

@@ -31,7 +31,6 @@ LATER = {  # values whose feature is planned: refused as "not built yet" instead
     "algorithm.adv_estimator": "vtrace monte_carlo grpo grpo_vectorized grpo_passk gdpo rloo rloo_vectorized "
     "gpg reinforce_plus_plus reinforce_plus_plus_baseline remax opo optimal_token_baseline "
     "tir_optimal_token_baseline",
-    "algorithm.kl_ctrl.type": "moving_average schedule",
     "algorithm.rollout_correction.rollout_is": "sequence geometric",
     "algorithm.kl_penalty": "full",
     "actor.kl_loss_type": "full",

@@ -6,6 +6,7 @@ Names follow verl where the concept is verl's. Batch sizes count rows (trajector
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -21,10 +22,18 @@ def _ordered(ends: tuple[float, float]) -> tuple[float, float]:
     return ends
 
 
+def _rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    starts = [start for start, _ in points]
+    if not starts or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
+        raise ValueError("points must begin at progress 0 and rise, as in [[0, 0.08], [0.2, 0.05]]")
+    return points
+
+
 Files = Annotated[list[str], BeforeValidator(_as_list)]
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Schedule = Annotated[list[tuple[Share, Rate]], AfterValidator(_rising)]
 KlKind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k3_soft",
                  "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+", "k3_soft+"]  # fmt: skip
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
@@ -186,10 +195,14 @@ class Critic(Section):
 
 
 class KlCtrl(Section):
-    type: Literal["fixed", "adaptive"] = "fixed"
+    """How the coefficient of the KL that is on moves between batches."""
+
+    type: Literal["fixed", "adaptive", "moving_average", "schedule"] = "fixed"
     kl_coef: Rate | None = None  # of the KL that is on: the loss's unless kl_loss_coef is given
     target_kl: Annotated[float, Field(gt=0)] = 0.1  # nats per token
-    horizon: Annotated[float, Field(gt=0)] = 10000  # rows
+    horizon: Annotated[float, Field(gt=0)] = 10000  # rows; a moving average forgets as fast
+    schedule: Schedule | None = None  # [[share of the batches done, coefficient], ...]
+    shape: Literal["pieces", "linear", "smooth"] = "pieces"  # of the schedule between its points
 
 
 class RolloutCorrection(Section):

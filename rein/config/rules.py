@@ -40,18 +40,19 @@ class KlCoefs(NamedTuple):
 
 def kl_coefs(recipe: Recipe) -> KlCoefs:
     """`algorithm.kl_ctrl.kl_coef` is of the KL that is on; `actor.kl_loss_coef` wins for the loss's."""
-    shared, own = recipe.algorithm.kl_ctrl.kl_coef, recipe.actor.kl_loss_coef
+    control, own = recipe.algorithm.kl_ctrl, recipe.actor.kl_loss_coef
+    shared, name = control.kl_coef, "algorithm.kl_ctrl.kl_coef"
+    if control.schedule is not None:
+        shared, name = control.schedule[0][1], "algorithm.kl_ctrl.schedule, at the start"
     in_reward = in_loss = 0.0
     words = []
     if recipe.algorithm.use_kl_in_reward:
         in_reward = KL_IN_REWARD_COEF if shared is None else shared
-        words.append(
-            f"KL in reward {in_reward:g} ({'default' if shared is None else 'algorithm.kl_ctrl.kl_coef'})"
-        )
+        words.append(f"KL in reward {in_reward:g} ({'default' if shared is None else name})")
     if recipe.actor.use_kl_loss:
         given = shared if own is None else own
         in_loss = KL_LOSS_COEF if given is None else given
-        source = "actor.kl_loss_coef" if own is not None else "algorithm.kl_ctrl.kl_coef"
+        source = "actor.kl_loss_coef" if own is not None else name
         words.append(f"KL loss {in_loss:g} ({'default' if given is None else source})")
     if not words:
         words.append("no KL to the reference in the loss or the reward")
@@ -62,7 +63,7 @@ def kl_coefs(recipe: Recipe) -> KlCoefs:
 
 def broken(recipe: Recipe) -> list[Broken]:
     """What a recipe breaks of what holds between its keys."""
-    return [*_kl(recipe), *_shaping(recipe), *_stages(recipe)]
+    return [*_kl(recipe), *_controller(recipe), *_shaping(recipe), *_stages(recipe)]
 
 
 def _kl(recipe: Recipe) -> list[Broken]:
@@ -95,6 +96,26 @@ def _kl(recipe: Recipe) -> list[Broken]:
             )
         )
     return found
+
+
+def _controller(recipe: Recipe) -> list[Broken]:
+    control, section = recipe.algorithm.kl_ctrl, "algorithm.kl_ctrl"
+    if control.type != "schedule":
+        given = [
+            name for name, off in (("schedule", None), ("shape", "pieces")) if getattr(control, name) != off
+        ]
+        return [
+            Broken(f"{section}.{name}", f"is not read by {section}.type {control.type}; write type schedule")
+            for name in given
+        ]
+    if control.schedule is None:
+        return [Broken(f"{section}.schedule", "is missing; give points such as [[0, 0.08], [0.2, 0.05]]")]
+    coefs = {f"{section}.kl_coef": control.kl_coef, "actor.kl_loss_coef": recipe.actor.kl_loss_coef}
+    return [
+        Broken(key, f"{section}.schedule gives the coefficient; remove one of them")
+        for key, coef in coefs.items()
+        if coef is not None
+    ]
 
 
 def _shaping(recipe: Recipe) -> list[Broken]:

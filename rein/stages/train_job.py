@@ -198,8 +198,7 @@ class Job:
         trainer, step = self.recipe.trainer, self.cursor.batch
         last = step == self.batches
         metrics = self.probe.measure()
-        if "probe/kl_reference" in metrics:
-            self.learner.control_kl(metrics["probe/kl_reference"], rows)
+        self.learner.control_kl(metrics.get("probe/kl_reference", math.nan), rows, step / self.batches)
         if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
             metrics |= self._validate()
         self.log(metrics)

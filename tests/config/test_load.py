@@ -89,6 +89,13 @@ def test_what_is_no_rate_is_refused_with_key_and_value(value: str, place: str, t
         ("out=[a]", "text"),
         ("score.reward=[]", "at least 1"),
         ("guards.probe_every=4", "at least 8"),
+        ("algorithm.kl_ctrl.schedule=[]", "points must begin at progress 0 and rise"),
+        ("algorithm.kl_ctrl.schedule=[[0.1,0.05]]", "points must begin at progress 0"),
+        ("algorithm.kl_ctrl.schedule=[[0,0.05],[0.5,0.04],[0.5,0.03]]", "and rise"),
+        ("algorithm.kl_ctrl.schedule=[[0,0.05],[1.5,0.04]]", "at most 1"),
+        ("algorithm.kl_ctrl.schedule=[[0,-0.05]]", "at least 0"),
+        ("algorithm.kl_ctrl.schedule=[[0]]", "too short"),
+        ("algorithm.kl_ctrl.schedule=0.05", "a list"),
         ("reward_manager.normalize=batch", "must be one of dataset, null"),
         ("reward_manager.placement=first", "last, uniform, exponential, null"),
         ("reward_manager.placement_decay=0", "above 0"),
@@ -286,6 +293,18 @@ def test_the_resolved_recipe_is_json_with_canonical_names_and_reads_back(tmp_pat
         ("actor.kl_loss_type=kl", "does not restrain on stored data"),
         ("algorithm.use_kl_in_reward=true", "counts the KL twice"),
         ("algorithm.use_kl_in_reward=true actor.use_kl_loss=false algorithm.kl_penalty=k3", "write k1"),
+        ("algorithm.kl_ctrl.type=schedule", "kl_ctrl.schedule: is missing; give points such as [[0, 0.08]"),
+        ("algorithm.kl_ctrl.schedule=[[0,0.05]]", "is not read by algorithm.kl_ctrl.type fixed"),
+        ("algorithm.kl_ctrl.shape=smooth algorithm.kl_ctrl.type=adaptive", "write type schedule"),
+        (
+            "algorithm.kl_ctrl.type=schedule algorithm.kl_ctrl.schedule=[[0,0.05]] actor.kl_loss_coef=0.1",
+            "actor.kl_loss_coef: algorithm.kl_ctrl.schedule gives the coefficient",
+        ),
+        (
+            "algorithm.kl_ctrl.type=schedule algorithm.kl_ctrl.schedule=[[0,0.05]] "
+            "algorithm.kl_ctrl.kl_coef=0.1",
+            "remove one of them",
+        ),
         ("reward_manager.overlong_buffer.enable=true", "overlong_buffer.len: is missing; give the tokens"),
         (
             "reward_manager.overlong_buffer.enable=true reward_manager.overlong_buffer.len=4096",
@@ -327,7 +346,7 @@ def test_what_restrains_or_is_insisted_on_passes(words: str) -> None:
         ("algorithm.method=awr", "not built yet"),
         ("algorithm.method=filtered_bx", "did you mean filtered_bc"),
         ("algorithm.adv_estimator=grpo", "not built yet"),
-        ("algorithm.kl_ctrl.type=moving_average", "not built yet"),
+        ("algorithm.kl_ctrl.type=moving_avrage", "did you mean moving_average"),
         ("algorithm.rollout_correction.rollout_is=sequence", "not built yet; write one of auto, token, null"),
         ("actor.loss_agg_mode=tokenmean", "did you mean token-mean"),
         ("trainer.logger=[console,wandb]", "wandb is not built yet"),
@@ -356,6 +375,11 @@ def test_unknown_names_are_refused_before_anything_loads(word: str, said: str, t
             "algorithm.insist=true algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.3",
             (0.3, 0.3),
             "KL in reward 0.3 (algorithm.kl_ctrl.kl_coef); KL loss 0.3 (algorithm.kl_ctrl.kl_coef)",
+        ),
+        (
+            "algorithm.kl_ctrl.type=schedule algorithm.kl_ctrl.schedule=[[0,0.08],[0.2,0.05]]",
+            (0, 0.08),
+            "KL loss 0.08 (algorithm.kl_ctrl.schedule, at the start)",
         ),
     ],
 )

@@ -1,6 +1,7 @@
-"""Training from a file of stored rows: nothing to hold out, scores normalised over the file."""
+"""Training from a file of stored rows: nothing held out, scores normalised, a scheduled coefficient."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,24 +41,32 @@ def test_without_held_out_rows_training_goes_to_its_end(prompts: int, tiny_lm: s
     assert not any("probe/kl_reference" in line for line in lines)
 
 
-def test_scores_are_normalised_once_over_the_rows_that_train(tiny_lm: str, tmp_path: Path) -> None:
+def three_batches(model: str, folder: Path, **sections: Any) -> list[dict[str, float]]:
+    """The metrics of a run over 12 rows that score 0 to 11, four to a batch."""
     rows = [trajectory_row(row.with_score(float(i))) for i, row in enumerate(random_trajectories(12))]
-    write_rows(tmp_path / "rows.parquet", rows, TRAJECTORIES, {})
+    write_rows(folder / "rows.parquet", rows, TRAJECTORIES, {})
     some = recipe(
-        data={
-            "train_files": [str(tmp_path / "rows.parquet")],
-            "holdout_fraction": 0,
-            "train_batch_size": 4,
-        },
+        data={"train_files": [str(folder / "rows.parquet")], "holdout_fraction": 0, "train_batch_size": 4},
         actor={"ppo_mini_batch_size": 4},
-        model={"path": tiny_lm},
-        reward_manager={"normalize": "dataset"},
+        model={"path": model},
         trainer={"critic_warmup": 0},
-    ).model_copy(update={"out": str(tmp_path / "run")})
+        **sections,
+    ).model_copy(update={"out": str(folder / "run")})
     train.run(some, Console(quiet=True))
-    lines = read_metrics(tmp_path / "run" / "train" / "metrics.jsonl")
+    return read_metrics(folder / "run" / "train" / "metrics.jsonl")
+
+
+def test_scores_are_normalised_once_over_the_rows_that_train(tiny_lm: str, tmp_path: Path) -> None:
+    lines = three_batches(tiny_lm, tmp_path, reward_manager={"normalize": "dataset"})
     means = [line["critic/score/mean"] for line in lines if "critic/score/mean" in line]
     assert len(means) == 3
     assert sum(means) == pytest.approx(0, abs=1e-5)
     lowest = min(line["critic/score/min"] for line in lines if "critic/score/min" in line)
     assert lowest == pytest.approx((0 - 5.5) / np.arange(12).std(), rel=1e-5)
+
+
+def test_a_schedule_goes_by_the_share_of_batches_done(tiny_lm: str, tmp_path: Path) -> None:
+    control = {"type": "schedule", "schedule": [[0, 0.06], [1, 0.03]], "shape": "linear"}
+    lines = three_batches(tiny_lm, tmp_path, algorithm={"kl_ctrl": control})
+    coefs = [line["actor/kl_coef"] for line in lines if "actor/kl_coef" in line]
+    assert coefs == pytest.approx([0.06, 0.05, 0.04])
