@@ -47,12 +47,13 @@ READS: Mapping[str, tuple[str, ...]] = {
     "train": (
         *(*_ROWS, *_ANSWERS, "evaluate.reward"),
         *("actor", "critic", "algorithm", "reward_manager", "trainer", "guards"),
+        *("sft.share", "sft.coef", "sft.prompt_key", "sft.response_key"),
     ),
     "evaluate": (*_ROWS, *_ANSWERS, "evaluate"),
     "export": ("model", "export"),
 }
 _NO_EFFECT = {"trainer": ("logger", "save_freq")}
-_ONLY_TRAIN = {"data": ("train_batch_size", "val_files", "behavior")}
+_ONLY_TRAIN = {"data": ("train_batch_size", "val_files", "behavior"), "sft": ("share", "coef")}
 
 
 def write(

@@ -7,6 +7,7 @@ import torch
 
 from rein.config.methods import METHODS
 from rein.config.recipe import Recipe
+from rein.data.mixing import Mixing
 from rein.experience import ExperienceMaker
 from rein.learner import Learner
 from rein.models.actor import Actor, load_actor
@@ -60,10 +61,12 @@ def learner_of(
     kl: float = 0.05,
     steps: int = 10,
     method: str = "ppo",
+    demonstrations: Mixing | None = None,
 ) -> Learner:
     return Learner(
         some, METHODS[method], actor, critic, SingleMesh(),
         kl_coef_in_loss=kl, kl_coef_in_reward=kl, actor_steps=steps, critic_steps=steps,
+        demonstrations=demonstrations,
     )  # fmt: skip
 
 

@@ -71,6 +71,11 @@ def sft_files(recipe: Recipe) -> list[str]:
     return _files(recipe.sft.files, recipe, "sft")
 
 
+def mixed_files(recipe: Recipe) -> list[str]:
+    """The demonstrations that train mixes in; never data.train_files, which are trajectories."""
+    return list(recipe.sft.files) if recipe.sft.share else []
+
+
 def reward_files(recipe: Recipe) -> list[str]:
     return _files(recipe.reward.files, recipe, "reward")
 

@@ -86,11 +86,15 @@ class Data(Section):
 
 
 class Sft(Section):
-    """Causal LM fine-tuning on responses only."""
+    """Causal LM fine-tuning on responses only: a stage, and with `share` a part of train's actor updates."""
 
     files: Files = []  # default: data.train_files
     prompt_key: str = "prompt"  # a column; dots reach into structs (extra_info.question)
     response_key: str = "response"
+    share: Share = (
+        0.0  # demonstrations beside each actor update of train, of its mini-batch's rows; 0.05 is usual
+    )
+    coef: Rate = 1.0  # of their loss: (sum RL + coef sum NLL) / (RL tokens + SFT tokens)
     optim: Optim = Optim(lr=1e-5, lr_scheduler_type="cosine")
     batch_size: Positive = 32
     epochs: Positive = 1

@@ -63,7 +63,7 @@ def kl_coefs(recipe: Recipe) -> KlCoefs:
 
 def broken(recipe: Recipe) -> list[Broken]:
     """What a recipe breaks of what holds between its keys."""
-    return [*_kl(recipe), *_controller(recipe), *_shaping(recipe), *_stages(recipe)]
+    return [*_kl(recipe), *_controller(recipe), *_shaping(recipe), *_mixing(recipe), *_stages(recipe)]
 
 
 def _kl(recipe: Recipe) -> list[Broken]:
@@ -132,6 +132,24 @@ def _shaping(recipe: Recipe) -> list[Broken]:
         found.append(
             Broken(
                 "reward_manager.placement_decay", "goes with reward_manager.placement=exponential; give both"
+            )
+        )
+    return found
+
+
+def _mixing(recipe: Recipe) -> list[Broken]:
+    sft, mode, found = recipe.sft, recipe.actor.loss_agg_mode, list[Broken]()
+    if not sft.share:
+        return [Broken("sft.coef", "is not read without sft.share; give both")] if sft.coef != 1 else []
+    if not sft.files:
+        found.append(
+            Broken("sft.files", "is missing; sft.share takes demonstrations from there, so give them")
+        )
+    if mode != "token-mean":
+        found.append(
+            Broken(
+                "actor.loss_agg_mode",
+                f"{mode} has no token count to share with demonstrations; write token-mean, or sft.share=0",
             )
         )
     return found

@@ -16,6 +16,7 @@ from rein.config.load import kl_coefs
 from rein.config.methods import Method
 from rein.config.recipe import Recipe
 from rein.data.batches import epoch_order
+from rein.data.mixing import Mixing
 from rein.errors import CheckpointError
 from rein.experience import ExperienceMaker, value_metrics
 from rein.experience import in_micro_batches as forward_rows
@@ -54,6 +55,7 @@ class Rows:
     train: list[Trajectory]
     held_out: list[Trajectory]
     counts: dict[str, int]
+    demonstrations: Mixing | None = None  # beside the actor's updates
 
 
 class Job:
@@ -95,6 +97,7 @@ class Job:
             kl_coef_in_reward=in_reward,
             actor_steps=actor_steps,
             critic_steps=critic_steps + self.fit_steps,
+            demonstrations=rows.demonstrations,
         )
         self.snapshots = Snapshots(self.folder / "snapshots")
         self.before_apply: Sequence[Guard] = [NotFinite(recipe.guards.max_skips)]
@@ -102,9 +105,7 @@ class Job:
         self.kept_experience: Experience | None = None
         self.best: dict[str, float] = {}
         self.last: Metrics = {}
-        self.validated = False
-        self.skipped = 0
-        self.saved_at = -1
+        self.validated, self.skipped, self.saved_at = False, 0, -1
         self.tracker: Fanout | None = None
 
     # rows of a step
@@ -237,8 +238,10 @@ class Job:
         wanted = ("model", "data", "actor", "critic", "algorithm", "reward_manager", "trainer", "seed")
         dumped = self.recipe.model_dump(mode="json")
         dumped["trainer"] = {k: v for k, v in dumped["trainer"].items() if k not in ("logger", "save_freq")}
-        text = json.dumps({key: dumped[key] for key in wanted}, sort_keys=True)
-        rows = hashlib.sha256("".join(row.key for row in self.train_rows).encode())
+        mix = [dumped["sft"]["share"], dumped["sft"]["coef"]]
+        text = json.dumps({key: dumped[key] for key in wanted} | {"mix": mix}, sort_keys=True)
+        mixed = self.rows.demonstrations.mark() if self.rows.demonstrations else ""
+        rows = hashlib.sha256(("".join(row.key for row in self.train_rows) + mixed).encode())
         return {"settings": hashlib.sha256(text.encode()).hexdigest(), "rows": rows.hexdigest()}
 
     def restore(self, state: RunState) -> bool:
@@ -279,10 +282,7 @@ class Job:
         if not self.best:
             self.actor.save(self.folder / "best")
         shown = (
-            "val/score",
-            "val/proxy_score",
-            "probe/kl_reference",
-            "probe/entropy",
+            *("val/score", "val/proxy_score", "probe/kl_reference", "probe/entropy"),
             "critic/vf_explained_var",
         )
         return {

@@ -15,8 +15,9 @@ from rein.config.methods import METHODS, Method
 from rein.config.recipe import Recipe
 from rein.data.batches import over_budget_note
 from rein.data.cache import ScoreCache
-from rein.data.loader import load_prompts, load_trajectories, write_rejects
-from rein.data.split import holdout
+from rein.data.loader import load_demonstrations, load_prompts, load_trajectories, write_rejects
+from rein.data.mixing import Mixing
+from rein.data.split import holdout, prompt_key
 from rein.data.tokenize import Encoder
 from rein.engines.hf import HfEngine
 from rein.errors import CheckpointError, ConfigError, DataError
@@ -53,6 +54,9 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     )
     folder = paths.stage_dir(recipe, "train")
     rows = _load_rows(recipe, console, encoder, method, None if rehearsal else folder)
+    rows.demonstrations = _demonstrations(
+        recipe, console, encoder, rows.held_out, None if rehearsal else folder
+    )
     critic = None
     if method.critic:
         options = _model_options(recipe)
@@ -115,6 +119,31 @@ def _load_rows(
             f"to train on ({said}); set it to {len(train)} or less"
         )
     return Rows(train, held_out, counts)
+
+
+def _demonstrations(
+    recipe: Recipe, console: Console, encoder: Encoder, held_out: list[Trajectory], folder: Path | None
+) -> Mixing | None:
+    """What sft.share takes from, less the answers to prompts that are held out; None where it is off."""
+    sft, files = recipe.sft, paths.mixed_files(recipe)
+    if not files:
+        return None
+    loaded = load_demonstrations(
+        files, encoder, recipe.data, prompt_key=sft.prompt_key, response_key=sft.response_key
+    )
+    for note in loaded.notes:
+        console.say(f"sft.files: {note}")
+    if folder is not None:
+        write_rejects(folder / "demonstrations_rejects.jsonl", loaded.rejects)
+    held = {prompt_key(row.prompt_ids) for row in held_out}
+    rows = [row for row in loaded.rows if prompt_key(row.prompt_ids) not in held]
+    if not rows:
+        raise DataError(f"{files[0]}: every prompt of sft.files is held out; give other demonstrations")
+    console.say(
+        f"sft.share {sft.share:g}: {loaded.total} demonstrations in, {len(loaded.rejects)} rejected, "
+        f"{len(loaded.rows) - len(rows)} of held-out prompts, {len(rows)} mixed in"
+    )
+    return Mixing(rows, sft.share, seed=derive(recipe.seed, "demonstrations"), shuffle=recipe.data.shuffle)
 
 
 def _corrected(recipe: Recipe, console: Console, method: Method, rows: list[Trajectory]) -> bool:

@@ -96,6 +96,7 @@ def test_what_is_no_rate_is_refused_with_key_and_value(value: str, place: str, t
         ("algorithm.kl_ctrl.schedule=[[0,-0.05]]", "at least 0"),
         ("algorithm.kl_ctrl.schedule=[[0]]", "too short"),
         ("algorithm.kl_ctrl.schedule=0.05", "a list"),
+        ("sft.share=1.5", "at most 1"),
         ("reward_manager.normalize=batch", "must be one of dataset, null"),
         ("reward_manager.placement=first", "last, uniform, exponential, null"),
         ("reward_manager.placement_decay=0", "above 0"),
@@ -305,6 +306,12 @@ def test_the_resolved_recipe_is_json_with_canonical_names_and_reads_back(tmp_pat
             "algorithm.kl_ctrl.kl_coef=0.1",
             "remove one of them",
         ),
+        ("sft.share=0.05", "sft.files: is missing; sft.share takes demonstrations from there"),
+        (
+            "sft.share=0.05 sft.files=a.parquet actor.loss_agg_mode=seq-mean-token-mean",
+            "seq-mean-token-mean has no token count to share with demonstrations; write token-mean",
+        ),
+        ("sft.coef=0.5", "is not read without sft.share"),
         ("reward_manager.overlong_buffer.enable=true", "overlong_buffer.len: is missing; give the tokens"),
         (
             "reward_manager.overlong_buffer.enable=true reward_manager.overlong_buffer.len=4096",

@@ -17,6 +17,7 @@ from torch import Tensor
 from rein.config.methods import Method
 from rein.config.recipe import Recipe
 from rein.data.batches import micro_batches
+from rein.data.mixing import Mixing
 from rein.functional.kl import adaptive_kl_coef, kl_penalty, moving_average_kl
 from rein.functional.losses.aggregate import aggregate
 from rein.functional.losses.imitation import negative_log_likelihood
@@ -24,6 +25,7 @@ from rein.functional.losses.ppo import PolicyLoss, ppo_clip
 from rein.functional.losses.value import value_loss
 from rein.functional.masked import masked_sum
 from rein.functional.schedules import over_progress
+from rein.learner.imitation import Beside, Imitation
 from rein.protocols import Actor, Critic, Mesh
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
@@ -70,9 +72,11 @@ class Learner:
         kl_coef_in_reward: float,
         actor_steps: int,
         critic_steps: int,
+        demonstrations: Mixing | None = None,
     ) -> None:
         self.recipe, self.method, self.mesh = recipe, method, mesh
         self.actor, self.critic = actor, critic
+        self.imitation = Imitation(recipe, actor, mesh, demonstrations) if demonstrations else None
         self.kl_coef_in_loss, self.kl_coef_in_reward = kl_coef_in_loss, kl_coef_in_reward
         self.kl_average: float | None = None  # of the probe's readings
         self.policy_loss = POLICY_LOSSES[method.loss_mode](recipe)
@@ -115,14 +119,20 @@ class Learner:
         rows = torch.tensor(update.rows)
         mask = experience.response_mask[rows]
         tokens, counted = self.mesh.sum([float(mask.sum()), float(mask.any(1).sum())])
+        beside = Beside(1.0, 0.0, {})
+        if self.imitation is not None and update.role == "actor":
+            beside = self.imitation.backward(len(rows), tokens)
         totals: dict[str, float] = {}
         for part in self._micro_batches(update, experience):
             loss, sums = compute(experience, rows[torch.tensor(part)], tokens, counted)
-            loss.backward()  # type: ignore[no-untyped-call]
+            (beside.share * loss).backward()  # type: ignore[no-untyped-call]
             for name, value in sums.items():
                 totals[name] = totals.get(name, 0.0) + value
         reduced = self.mesh.sum(list(totals.values()))
         metrics = dict(zip(totals, reduced, strict=True))
+        if beside.metrics:
+            metrics["actor/loss"] = beside.share * metrics["actor/loss"] + beside.loss
+            metrics |= beside.metrics
         optimizer = self.optimizers[update.role]
         self._grad_norms[update.role] = metrics[f"{update.role}/grad_norm"] = optimizer.grad_norm()
         metrics[f"{update.role}/lr"] = optimizer.lr
@@ -203,10 +213,16 @@ class Learner:
     def apply(self, role: str) -> None:
         """Clip and step this role's optimizer."""
         self.optimizers[role].apply(self._grad_norms[role])
+        self._advance(role)
 
     def discard(self, role: str) -> None:
-        """Drop this role's gradients; its schedule advances."""
+        """Drop this role's gradients; its schedule advances, and the demonstrations that were beside it."""
         self.optimizers[role].discard()
+        self._advance(role)
+
+    def _advance(self, role: str) -> None:
+        if role == "actor" and self.imitation is not None:
+            self.imitation.advance()
 
     def control_kl(self, kl: float, rows: int, progress: float) -> None:
         """Move the KL coefficients, once per batch of `rows`.
@@ -237,6 +253,7 @@ class Learner:
             "kl_coef_in_loss": self.kl_coef_in_loss,
             "kl_coef_in_reward": self.kl_coef_in_reward,
             "kl_average": self.kl_average,
+            "demonstrations": self.imitation.demonstrations.seen if self.imitation else 0,
         }
         for role, optimizer in self.optimizers.items():
             found, meta[role] = optimizer.state()
@@ -251,6 +268,8 @@ class Learner:
             optimizer.restore(own, meta[role])
         self.kl_coef_in_loss, self.kl_coef_in_reward = meta["kl_coef_in_loss"], meta["kl_coef_in_reward"]
         self.kl_average = meta["kl_average"]
+        if self.imitation is not None:
+            self.imitation.demonstrations.seen = meta["demonstrations"]
 
 
 def mini_batch_size(recipe: Recipe, role: str) -> int:

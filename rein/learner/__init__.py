@@ -1,0 +1,10 @@
+"""The updates: what an experience teaches actor and critic, one mini-batch at a time.
+
+learner.py plans, accumulates, applies and keeps state; imitation.py adds demonstrations to the actor's.
+"""
+
+from rein.learner.learner import POLICY_LOSSES as POLICY_LOSSES
+from rein.learner.learner import Learner as Learner
+from rein.learner.learner import epochs_of as epochs_of
+from rein.learner.learner import mini_batch_size as mini_batch_size
+from rein.learner.learner import optimizer_steps as optimizer_steps
