@@ -18,12 +18,12 @@ from rein.data.batches import micro_batches
 from rein.data.cache import ScoreCache
 from rein.errors import DataError
 from rein.functional.advantages import ESTIMATORS, discounted_returns
-from rein.functional.kl import off_policy_kl
+from rein.functional.kl import EXACT_KINDS, off_policy_kl
 from rein.functional.masked import masked_mean, whiten
 from rein.functional.off_policy import diagnostics, token_weights
 from rein.functional.rewards import subtract_kl
 from rein.functional.statistics import explained_variance
-from rein.protocols import Actor, Critic
+from rein.protocols import Actor, Critic, Reference
 from rein.rewards.shaping import Shaped, shape
 from rein.types import Experience, Floats, Metrics, Trajectory
 
@@ -101,11 +101,12 @@ class ExperienceMaker:
         *,
         corrected: bool,  # weigh by old / behavior
         statistics: tuple[float, float] | None = None,  # mean and std of the training rows' scores
+        reference: Reference | None = None,  # for a KL over the vocabulary
     ) -> None:
         self.recipe, self.method = recipe, method
         self.actor, self.critic, self.references = actor, critic, references
         self.corrected = corrected
-        self.statistics = statistics
+        self.statistics, self.reference = statistics, reference
 
     def make(self, rows: list[Trajectory], kl_coef_in_reward: float) -> Experience:
         """Score, weigh and estimate one batch.
@@ -181,11 +182,22 @@ class ExperienceMaker:
                 e.response_mask,
                 kl_coef=kl_coef,
                 kind=self.recipe.algorithm.kl_penalty,
+                exact=self._exact_kl(e),
             )
             e.metrics["actor/reward_kl_penalty"] = masked_mean(kl, e.response_mask).item()
             e.metrics["actor/reward_kl_penalty_coeff"] = kl_coef
         e.metrics |= mean_max_min("critic/rewards", scores.sum(1))
         return scores
+
+    def _exact_kl(self, e: Experience) -> Tensor | None:
+        """KL(actor || reference) over the vocabulary, [B, T], where the KL in the reward is of that kind."""
+        reference, budget = self.reference, self.recipe.actor.ppo_max_token_len_per_gpu
+        if reference is None or self.recipe.algorithm.kl_penalty not in EXACT_KINDS:
+            return None
+        actor = self.actor
+        return in_micro_batches(
+            e.rows, budget, lambda part, temp: actor.log_probs_and_kl(part, temp, reference)[2]
+        )
 
     def _estimate(self, e: Experience, rewards: Tensor) -> None:
         assert self.critic is not None

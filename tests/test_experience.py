@@ -19,6 +19,7 @@ from rein.functional.kl import off_policy_kl
 from rein.functional.masked import whiten
 from rein.functional.rewards import place_on_last_token
 from rein.models.actor import load_actor
+from rein.models.reference import Reference
 
 ROWS = random_trajectories(10, holes=True, temperatures=(1.0, 0.6))
 
@@ -183,6 +184,22 @@ def test_the_watched_kl_of_stored_tokens_is_logged_raw_and_capped(tiny_lm: str) 
     raw = off_policy_kl(e.old_log_probs, e.ref_log_probs, e.behavior_log_probs)[e.response_mask]
     assert e.metrics["kl/reference"] == pytest.approx(float(raw.mean()), rel=1e-5)
     assert e.metrics["kl/reference_capped"] == pytest.approx(float(raw.clamp(max=10).mean()), rel=1e-5)
+
+
+def test_an_exact_kl_in_the_reward_is_the_one_over_the_vocabulary(tiny_lm: str) -> None:
+    actor, critic = models(tiny_lm)
+    start = Reference(actor)
+    moved(actor.model, 1)
+    algorithm = {"use_kl_in_reward": True, "kl_penalty": "full"}
+    some = recipe(algorithm=algorithm, actor={"use_kl_loss": False, "ppo_max_token_len_per_gpu": 30})
+    e = experience_of(some, actor, critic, ROWS, kl=0.5, start=start)
+    with torch.no_grad():
+        kl, _ = actor.exact_kl(ROWS, e.temperature, start.hidden(ROWS), start.logits)
+    kl = kl.where(e.response_mask, 0)
+    assert kl.max() > 0.1
+    assert e.metrics["actor/reward_kl_penalty"] == pytest.approx(float(kl.sum() / e.response_mask.sum()))
+    rewards = torch.tensor([row.score or 0.0 for row in ROWS]) - 0.5 * kl.sum(1)
+    assert e.metrics["critic/rewards/mean"] == pytest.approx(rewards.mean().item(), rel=1e-5)
 
 
 def test_nan_of_masked_behavior_tokens_changes_nothing(tiny_lm: str) -> None:

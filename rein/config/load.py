@@ -32,8 +32,6 @@ LATER = {  # values whose feature is planned: refused as "not built yet" instead
     "gpg reinforce_plus_plus reinforce_plus_plus_baseline remax opo optimal_token_baseline "
     "tir_optimal_token_baseline",
     "algorithm.rollout_correction.rollout_is": "sequence geometric",
-    "algorithm.kl_penalty": "full",
-    "actor.kl_loss_type": "full",
     "data.behavior": "recomputed",
     "data.truncation": "left right middle",
     "model.dtype": "bfloat16 float16",

@@ -35,7 +35,8 @@ Rate = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Schedule = Annotated[list[tuple[Share, Rate]], AfterValidator(_rising)]
 KlKind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k3_soft",
-                 "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+", "k3_soft+"]  # fmt: skip
+                 "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+", "k3_soft+",
+                 "full", "full+"]  # fmt: skip
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
                       "seq-mean-token-sum-norm", "token-sum"]  # fmt: skip
 

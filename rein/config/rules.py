@@ -13,6 +13,7 @@ KL_LOSS_COEF = 0.05  # where no key gives one
 KL_IN_REWARD_COEF = 0.001  # verl's
 _K1_VALUED = ("kl", "k1", "kl+", "k1+")  # the forms whose value is log actor - log reference
 _K1_LOSSES = ("kl", "k1")
+_EXACT = ("full", "full+")
 _BEFORE = (  # what must come first where both are run
     ("sft", ("reward", "rollout", "train", "evaluate", "export")),
     ("reward", ("score",)),
@@ -61,6 +62,13 @@ def kl_coefs(recipe: Recipe) -> KlCoefs:
     return KlCoefs(in_reward, in_loss, "; ".join(words))
 
 
+def sums_over_vocabulary(recipe: Recipe) -> bool:
+    """Whether a KL that is on is exact (`full`): it takes the reference's logits, not just log-probs."""
+    kinds = [recipe.actor.kl_loss_type] if recipe.actor.use_kl_loss else []
+    kinds += [recipe.algorithm.kl_penalty] if recipe.algorithm.use_kl_in_reward else []
+    return any(kind in _EXACT for kind in kinds)
+
+
 def broken(recipe: Recipe) -> list[Broken]:
     """What a recipe breaks of what holds between its keys."""
     return [*_kl(recipe), *_controller(recipe), *_shaping(recipe), *_mixing(recipe), *_stages(recipe)]
@@ -80,11 +88,13 @@ def _kl(recipe: Recipe) -> list[Broken]:
             )
         )
     if algorithm.use_kl_in_reward and algorithm.kl_penalty not in _K1_VALUED:
+        why = "is not the KL's own value"
+        if algorithm.kl_penalty in _EXACT:
+            why = "is the same whichever token stands there, so that token is not held back"
         found.append(
             Broken(
                 "algorithm.kl_penalty",
-                f"{algorithm.kl_penalty} in the reward is not the KL's own value; write k1, or set "
-                "algorithm.insist=true",
+                f"{algorithm.kl_penalty} in the reward {why}; write k1, or set algorithm.insist=true",
             )
         )
     if algorithm.use_kl_in_reward and actor.use_kl_loss:

@@ -18,7 +18,7 @@ from rein.config.methods import Method
 from rein.config.recipe import Recipe
 from rein.data.batches import micro_batches
 from rein.data.mixing import Mixing
-from rein.functional.kl import adaptive_kl_coef, kl_penalty, moving_average_kl
+from rein.functional.kl import EXACT_KINDS, adaptive_kl_coef, kl_penalty, moving_average_kl
 from rein.functional.losses.aggregate import aggregate
 from rein.functional.losses.imitation import negative_log_likelihood
 from rein.functional.losses.ppo import PolicyLoss, ppo_clip
@@ -26,10 +26,10 @@ from rein.functional.losses.value import value_loss
 from rein.functional.masked import masked_sum
 from rein.functional.schedules import over_progress
 from rein.learner.imitation import Beside, Imitation
-from rein.protocols import Actor, Critic, Mesh
+from rein.protocols import Actor, Critic, Mesh, Reference
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
-from rein.types import Experience, Metrics, Update
+from rein.types import Experience, Metrics, Trajectory, Update
 
 TokenLoss = Callable[
     [Tensor, Tensor, Tensor, Tensor | None], PolicyLoss
@@ -73,10 +73,13 @@ class Learner:
         actor_steps: int,
         critic_steps: int,
         demonstrations: Mixing | None = None,
+        reference: Reference | None = None,  # for a KL loss over the vocabulary
     ) -> None:
         self.recipe, self.method, self.mesh = recipe, method, mesh
         self.actor, self.critic = actor, critic
         self.imitation = Imitation(recipe, actor, mesh, demonstrations) if demonstrations else None
+        exact = recipe.actor.use_kl_loss and recipe.actor.kl_loss_type in EXACT_KINDS
+        self.reference = reference if exact else None
         self.kl_coef_in_loss, self.kl_coef_in_reward = kl_coef_in_loss, kl_coef_in_reward
         self.kl_average: float | None = None  # of the probe's readings
         self.policy_loss = POLICY_LOSSES[method.loss_mode](recipe)
@@ -155,9 +158,7 @@ class Learner:
     ) -> tuple[Tensor, Metrics]:
         actor = self.recipe.actor
         rows = [e.rows[i] for i in index.tolist()]
-        log_probs, entropy = self.actor.log_probs(
-            rows, e.temperature[index], entropy=actor.entropy_coeff != 0
-        )
+        log_probs, entropy, exact = self._log_probs(rows, e.temperature[index])
         width = log_probs.shape[1]
         mask = e.response_mask[index, :width]
         longest = self.recipe.data.max_response_length
@@ -182,7 +183,7 @@ class Learner:
             "actor/ppo_kl": -mean(found.log_ratio),
         }
         if actor.use_kl_loss and e.ref_log_probs is not None:
-            kl = kl_penalty(log_probs, stored(e.ref_log_probs), actor.kl_loss_type)
+            kl = kl_penalty(log_probs, stored(e.ref_log_probs), actor.kl_loss_type, exact=exact)
             loss = loss + self.kl_coef_in_loss * whole(kl)
             metrics["actor/kl_loss"] = mean(kl)
         if entropy is not None:
@@ -190,6 +191,15 @@ class Learner:
             metrics["actor/entropy"] = mean(entropy)
         metrics["actor/loss"] = loss.item()
         return loss, metrics
+
+    def _log_probs(
+        self, rows: Sequence[Trajectory], temperature: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Log-probs, entropy where it is paid for, and the exact KL where the KL loss is of that kind."""
+        entropy = self.recipe.actor.entropy_coeff != 0
+        if self.reference is None:
+            return *self.actor.log_probs(rows, temperature, entropy=entropy), None
+        return self.actor.log_probs_and_kl(rows, temperature, self.reference, entropy=entropy)
 
     def _critic_loss(
         self, e: Experience, index: Tensor, tokens: float, counted: float

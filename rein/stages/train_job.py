@@ -98,6 +98,7 @@ class Job:
             actor_steps=actor_steps,
             critic_steps=critic_steps + self.fit_steps,
             demonstrations=rows.demonstrations,
+            reference=maker.reference,
         )
         self.snapshots = Snapshots(self.folder / "snapshots")
         self.before_apply: Sequence[Guard] = [NotFinite(recipe.guards.max_skips)]

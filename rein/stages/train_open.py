@@ -13,6 +13,7 @@ import torch
 from rein.config import paths
 from rein.config.methods import METHODS, Method
 from rein.config.recipe import Recipe
+from rein.config.rules import sums_over_vocabulary
 from rein.data.batches import over_budget_note
 from rein.data.cache import ScoreCache
 from rein.data.loader import load_demonstrations, load_prompts, load_trajectories, write_rejects
@@ -26,6 +27,7 @@ from rein.functional.rewards import score_statistics
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import load_critic
 from rein.models.load import weights_hash
+from rein.models.reference import Reference
 from rein.probe import PROBE_ROWS, Probe
 from rein.rewards import build, uses_model
 from rein.runtime.seeding import derive
@@ -63,9 +65,15 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         critic = load_critic(paths.critic_start(recipe), seed=derive(recipe.seed, "critic"), **options)
     corrected = _corrected(recipe, console, method, rows.train)
     references = _references(recipe, console, method, actor, rows.train[:16] if rehearsal else rows.train)
-    statistics = _score_statistics(recipe, console, rows.train)
     maker = ExperienceMaker(
-        recipe, method, actor, critic, references, corrected=corrected, statistics=statistics
+        recipe,
+        method,
+        actor,
+        critic,
+        references,
+        corrected=corrected,
+        statistics=_score_statistics(recipe, console, rows.train),
+        reference=_reference(recipe, console, actor) if references is not None else None,
     )
     budget = recipe.actor.ppo_max_token_len_per_gpu
     probe_rows = sorted(rows.held_out, key=lambda row: row.key)[:PROBE_ROWS]
@@ -197,6 +205,16 @@ def _references(
         return reference_log_probs(rows, actor, cache, budget, lambda _: None)
     with console.progress(missing, "reference log-probs") as advance:
         return reference_log_probs(rows, actor, cache, budget, advance)
+
+
+def _reference(recipe: Recipe, console: Console, actor: Actor) -> Reference | None:
+    """The start policy itself, where its log-probs of stored tokens are not enough; says what it costs."""
+    if not sums_over_vocabulary(recipe):
+        return None
+    reference = Reference(actor)
+    how = f"a frozen copy of the start policy, {reference.bytes / 2**20:,.0f} MiB"
+    console.say(f"reference: {how if reference.bytes else 'the actor with its adapters off, no copy'}")
+    return reference
 
 
 def _validator(

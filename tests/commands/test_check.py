@@ -185,6 +185,13 @@ def test_memory_grows_with_the_token_budget_and_shrinks_with_lora(small: Path) -
     assert train_part("model.lora_rank=2").adam < plain.adam / 4
     assert train_part("model.enable_gradient_checkpointing=true").activations < plain.activations
     assert train_part("model.dtype=float64").weights == 2 * plain.weights
+    exact = train_part("actor.kl_loss_type=full")
+    shape = read_shape(small / "base")
+    assert shape is not None
+    assert exact.weights - plain.weights == 4 * shape.parameters  # a frozen copy of the start policy
+    adapted, words = train_part("model.lora_rank=2"), ("model.lora_rank=2", "actor.kl_loss_type=full")
+    assert train_part(*words).weights == adapted.weights
+    assert train_part(*words).activations > adapted.activations
 
 
 def test_a_thousand_chats_are_rendered_within_a_second(small: Path, tmp_path: Path) -> None:

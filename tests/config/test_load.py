@@ -294,6 +294,10 @@ def test_the_resolved_recipe_is_json_with_canonical_names_and_reads_back(tmp_pat
         ("actor.kl_loss_type=kl", "does not restrain on stored data"),
         ("algorithm.use_kl_in_reward=true", "counts the KL twice"),
         ("algorithm.use_kl_in_reward=true actor.use_kl_loss=false algorithm.kl_penalty=k3", "write k1"),
+        (
+            "algorithm.use_kl_in_reward=true actor.use_kl_loss=false algorithm.kl_penalty=full",
+            "so that token is not held back; write k1",
+        ),
         ("algorithm.kl_ctrl.type=schedule", "kl_ctrl.schedule: is missing; give points such as [[0, 0.08]"),
         ("algorithm.kl_ctrl.schedule=[[0,0.05]]", "is not read by algorithm.kl_ctrl.type fixed"),
         ("algorithm.kl_ctrl.shape=smooth algorithm.kl_ctrl.type=adaptive", "write type schedule"),
@@ -339,6 +343,9 @@ def test_rules_between_keys_hold(words: str, said: str, tmp_path: Path) -> None:
         "actor.kl_loss_type=k1 actor.use_kl_loss=false",
         "algorithm.use_kl_in_reward=true algorithm.insist=true",
         "algorithm.use_kl_in_reward=true actor.use_kl_loss=false algorithm.kl_penalty=kl",
+        "actor.kl_loss_type=full",
+        "algorithm.use_kl_in_reward=true actor.use_kl_loss=false algorithm.kl_penalty=full "
+        "algorithm.insist=true",
     ],
 )
 def test_what_restrains_or_is_insisted_on_passes(words: str) -> None:
@@ -349,7 +356,7 @@ def test_what_restrains_or_is_insisted_on_passes(words: str) -> None:
     ("word", "said"),
     [
         ("actor.kl_loss_type=k4", "must be one of kl, k1"),
-        ("actor.kl_loss_type=full", "not built yet"),
+        ("actor.kl_loss_type=fulll", "did you mean full"),
         ("algorithm.method=awr", "not built yet"),
         ("algorithm.method=filtered_bx", "did you mean filtered_bc"),
         ("algorithm.adv_estimator=grpo", "not built yet"),

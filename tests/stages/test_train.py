@@ -137,3 +137,25 @@ def test_other_demonstrations_are_another_run(tiny_lm: str, tmp_path: Path) -> N
     assert settings[4] == settings[0]  # what the stage alone reads
     assert all(other["settings"] != settings[0]["settings"] for other in settings[1:4])
     assert settings[3]["rows"] != settings[0]["rows"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "said"),
+    [(0, "a frozen copy of the start policy, "), (4, "the actor with its adapters off, no copy")],
+)
+def test_an_exact_kl_is_measured_against_the_start_policy(
+    rank: int, said: str, tiny_lm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some = mixed_recipe(tiny_lm, tmp_path, "run", share=0.0, coef=1.0)
+    model = some.model.model_copy(update={"lora_rank": rank})
+    actor = some.actor.model_copy(update={"kl_loss_type": "full"})
+    train.run(some.model_copy(update={"model": model, "actor": actor}), Console())
+    assert f"reference: {said}" in capsys.readouterr().out
+    lines = read_metrics(tmp_path / "run" / "train" / "metrics.jsonl")
+    kls = [line["actor/kl_loss"] for line in lines if "actor/kl_loss" in line]
+    assert kls[0] == 0 < kls[1] < kls[-1]
+
+
+def test_without_an_exact_kl_no_reference_is_kept(tiny_lm: str, tmp_path: Path) -> None:
+    job = open_job(mixed_recipe(tiny_lm, tmp_path, "run"), Console(quiet=True), rehearsal=True)
+    assert job.maker.reference is None
