@@ -23,13 +23,14 @@ from rein.functional.advantages import (
     discounted_returns,
     trace_kept,
 )
-from rein.functional.kl import off_policy_kl
+from rein.functional.kl import EXACT_KINDS, off_policy_kl
 from rein.functional.masked import masked_mean, whiten
 from rein.functional.off_policy import correct, diagnostics
 from rein.functional.presets import weight_bounds
-from rein.functional.rewards import place_on_last_token, subtract_kl
+from rein.functional.rewards import shape_scores, subtract_kl
 from rein.functional.statistics import explained_variance
-from rein.protocols import Actor, Critic
+from rein.protocols import Actor, Critic, Reference
+from rein.rewards.shaping import Shaped, shape
 from rein.types import Experience, Floats, Metrics, Trajectory
 
 
@@ -104,10 +105,13 @@ class ExperienceMaker:
         references: Mapping[str, Floats] | None,
         *,
         corrected: bool,  # weigh by old / behavior
+        statistics: tuple[float, float] | None = None,  # mean and std of the training rows' scores
+        reference: Reference | None = None,  # for a KL over the vocabulary
     ) -> None:
         self.recipe = recipe
         self.actor, self.critic, self.references = actor, critic, references
         self.corrected = corrected
+        self.statistics, self.reference = statistics, reference
 
     def make(self, rows: list[Trajectory], kl_coef_in_reward: float) -> Experience:
         """Score, weigh and estimate one batch.
@@ -133,19 +137,17 @@ class ExperienceMaker:
         self._estimate(experience, self._rewards(experience, kl_coef_in_reward))
         return experience
 
-    def scores(self, rows: Sequence[Trajectory]) -> Tensor:
-        """Clipped scores placed on tokens, [B, T]: what the critic is fitted to before PPO."""
+    def scores(self, rows: Sequence[Trajectory]) -> Shaped:
+        """Scores shaped and placed on tokens, [B, T]: what the critic is fitted to before PPO."""
         mask = padded([row.response_mask for row in rows], torch.bool)
-        clip = self.recipe.reward_manager.clip_range
-        scores = torch.tensor([float(row.score or 0.0) for row in rows])
-        if clip is not None:
-            scores = scores.clamp(*clip)
-        return place_on_last_token(scores, mask)
+        longest = self.recipe.data.max_response_length
+        return shape(rows, mask, self.recipe.reward_manager, max_length=longest, statistics=self.statistics)
 
     def stored_returns(self, rows: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
-        """Monte-Carlo returns of the stored scores, and the mask, [B, T] each."""
+        """Monte-Carlo returns of the shaped stored scores, and the mask, [B, T] each."""
         mask = padded([row.response_mask for row in rows], torch.bool)
-        return discounted_returns(self.scores(rows), mask, gamma=self.recipe.algorithm.gamma), mask
+        scores = self.scores(rows).token_level_scores
+        return discounted_returns(scores, mask, gamma=self.recipe.algorithm.gamma), mask
 
     def _finite(self, rows: list[Trajectory], log_probs: Tensor, mask: Tensor) -> None:
         bad = (~torch.isfinite(log_probs) & mask).any(1).nonzero()
@@ -186,15 +188,10 @@ class ExperienceMaker:
         e.metrics |= found.metrics
 
     def _rewards(self, e: Experience, kl_coef: float) -> Tensor:
-        scores = self.scores(e.rows)
-        totals = scores.sum(1)
-        e.metrics |= {
-            "critic/score/mean": totals.mean().item(),
-            "critic/score/median": totals.median().item(),
-            "critic/score/max": totals.max().item(),
-            "critic/score/min": totals.min().item(),
-            "response_length/mean": e.response_mask.sum(1).double().mean().item(),
-        }
+        scores, said = self.scores(e.rows)
+        e.metrics |= said | mean_max_min("critic/score", scores.sum(1))
+        e.metrics["critic/score/median"] = scores.sum(1).median().item()
+        e.metrics["response_length/mean"] = e.response_mask.sum(1).double().mean().item()
         if self.recipe.algorithm.use_kl_in_reward and e.ref_log_probs is not None:
             scores, kl = subtract_kl(
                 scores,
@@ -203,10 +200,22 @@ class ExperienceMaker:
                 e.response_mask,
                 kl_coef=kl_coef,
                 kind=self.recipe.algorithm.kl_penalty,
+                exact=self._exact_kl(e),
             )
             e.metrics["actor/reward_kl_penalty"] = masked_mean(kl, e.response_mask).item()
             e.metrics["actor/reward_kl_penalty_coeff"] = kl_coef
+        e.metrics |= mean_max_min("critic/rewards", scores.sum(1))
         return scores
+
+    def _exact_kl(self, e: Experience) -> Tensor | None:
+        """KL(actor || reference) over the vocabulary, [B, T], where the KL in the reward is of that kind."""
+        reference, budget = self.reference, self.recipe.actor.ppo_max_token_len_per_gpu
+        if reference is None or self.recipe.algorithm.kl_penalty not in EXACT_KINDS:
+            return None
+        actor = self.actor
+        return in_micro_batches(
+            e.rows, budget, lambda part, temp: actor.log_probs_and_kl(part, temp, reference)[2]
+        )
 
     def _estimate(self, e: Experience, rewards: Tensor) -> None:
         name = self.recipe.algorithm.adv_estimator
@@ -249,18 +258,24 @@ class ExperienceMaker:
         return keywords.get(name, {})
 
     def _baselines(self, rows: Sequence[Trajectory]) -> Tensor | None:
-        """The greedy answers' scores, [B], clipped as the scores are; None where a row has none."""
+        """The greedy answers' scores, [B], normalised and clipped as scores are; None if one is missing."""
         if any(row.baseline_score is None for row in rows):
             return None
         scores = torch.tensor([float(row.baseline_score or 0.0) for row in rows])
         clip = self.recipe.reward_manager.clip_range
-        return scores if clip is None else scores.clamp(*clip)
+        return shape_scores(scores, statistics=self.statistics, clip_range=clip)
 
 
 def group_numbers(rows: Sequence[Trajectory]) -> Tensor:
     """A number per prompt, [B] long: rows that answer the same prompt share it."""
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(row.group, len(numbers)) for row in rows])
+
+
+def mean_max_min(name: str, values: Tensor) -> Metrics:
+    """Mean, max and min under `name`, as verl logs them."""
+    found = {"mean": values.mean(), "max": values.max(), "min": values.min()}
+    return {f"{name}/{which}": value.item() for which, value in found.items()}
 
 
 def value_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> Metrics:

@@ -22,6 +22,7 @@ from typing import Any
 
 from rein import __version__
 from rein.config.load import resolved, write_json
+from rein.config.paths import PLACES
 from rein.config.recipe import Recipe
 
 NAME = "manifest.json"
@@ -47,12 +48,13 @@ READS: Mapping[str, tuple[str, ...]] = {
     "train": (
         *(*_ROWS, *_ANSWERS, "evaluate.reward"),
         *("actor", "critic", "algorithm", "reward_manager", "trainer", "guards"),
+        *("sft.share", "sft.coef", "sft.prompt_key", "sft.response_key"),
     ),
     "evaluate": (*_ROWS, *_ANSWERS, "evaluate"),
     "export": ("model", "export"),
 }
 _NO_EFFECT = {"trainer": ("logger", "save_freq")}
-_ONLY_TRAIN = {"data": ("train_batch_size", "val_files", "behavior")}
+_ONLY_TRAIN = {"data": ("train_batch_size", "val_files", "behavior"), "sft": ("share", "coef")}
 
 
 def write(
@@ -189,10 +191,13 @@ def _hash_content(path: Path, size: int, mtime_ns: int) -> str:
 
 def _fingerprint(recipe: Recipe, stage: str, hashes: Mapping[str, str]) -> str:
     settings = resolved(recipe)
+    for key in PLACES:  # where inputs lie does not count, only what they hold: a run folder may be moved
+        section, _, name = key.rpartition(".")
+        place = _at(settings, section)
+        place[name] = len(place[name]) if isinstance(place[name], list) else bool(place[name])
     for section, keys in (_NO_EFFECT if stage == "train" else _ONLY_TRAIN).items():
         settings[section] = {key: value for key, value in settings[section].items() if key not in keys}
     read_by_stage = {key: _at(settings, key) for key in (*READS.get(stage, ()), "seed", "runtime")}
-    # Names of inputs do not count, only what they hold: a run folder may be moved.
     work = [VERSION, __version__, stage, list(hashes.values()), read_by_stage]
     return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
 

@@ -7,11 +7,9 @@ stays in memory: [R, H] and [V, H] numbers. Needs no behavior log-probs.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from rein.data.batches import micro_batches
 from rein.functional.masked import masked_mean
@@ -32,7 +30,8 @@ class Probe:
         self.parts = micro_batches(lengths, budget) if rows else []
         with torch.no_grad():
             self.hidden = [actor.hidden(self._some(part))[1].clone() for part in self.parts]
-        self.head = _frozen_head(actor.model)
+        head = copy.deepcopy(actor.model.get_output_embeddings()).requires_grad_(False)
+        self.head = head_function(actor.model, head)
 
     def _some(self, part: list[int]) -> list[Trajectory]:
         return [self.rows[i] for i in part]
@@ -54,16 +53,3 @@ class Probe:
             entropy += masked_mean(found_entropy, mask).item() * count
             tokens += count
         return {"probe/kl_reference": kl / max(tokens, 1), "probe/entropy": entropy / max(tokens, 1)}
-
-
-def _frozen_head(model: Any) -> Callable[[Tensor], Tensor]:
-    """The head as it is now, apart from the one that trains."""
-
-    class _Holder:
-        config = model.config
-        _head = copy.deepcopy(model.get_output_embeddings()).requires_grad_(False)
-
-        def get_output_embeddings(self) -> Any:
-            return self._head
-
-    return head_function(_Holder())

@@ -46,7 +46,30 @@ class Actor(Protocol):
         """log pi(token | before), [B, T], and the entropy of each position's distribution, [B, T]."""
         ...
 
+    def log_probs_and_kl(
+        self,
+        rows: Sequence[TokenRow],
+        temperature: Tensor,  # [B]
+        reference: Reference,
+        *,
+        entropy: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The same, and KL(actor || reference) over the vocabulary at each position, [B, T]."""
+        ...
+
     def save(self, path: Path) -> None: ...
+
+
+class Reference(Protocol):
+    """The frozen start policy over the whole vocabulary; R response tokens, in the order of a pack."""
+
+    def hidden(self, rows: Sequence[TokenRow]) -> Tensor:
+        """[R, H]"""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, V]"""
+        ...
 
 
 class Critic(Protocol):

@@ -18,6 +18,7 @@ from rein.functional.kl import off_policy_kl
 from rein.functional.masked import whiten
 from rein.functional.rewards import place_on_last_token
 from rein.models.actor import load_actor
+from rein.models.reference import Reference
 
 ROWS = random_trajectories(10, holes=True, temperatures=(1.0, 0.6))
 
@@ -93,6 +94,40 @@ def test_scores_are_clipped_before_they_are_placed(tiny_lm: str) -> None:
     assert e.metrics["critic/score/median"] == 0.5
 
 
+def test_the_critic_is_fitted_to_the_same_shaped_scores_that_the_actor_learns_from(tiny_lm: str) -> None:
+    actor, critic = models(tiny_lm)
+    manager = {
+        "normalize": "dataset",
+        "clip_range": [-1, 1],
+        "missing_eos_penalty": 0.5,
+        "placement": "uniform",
+    }
+    some = recipe(reward_manager=manager, algorithm={"gamma": 1.0, "lam": 1.0})
+    maker = ExperienceMaker(some, actor, critic, None, corrected=False, statistics=(0.25, 0.5))
+    fitted, mask = maker.stored_returns(ROWS)
+    e = maker.make(ROWS, 0.0)
+    assert e.returns is not None
+    torch.testing.assert_close(e.returns.where(mask, 0), fitted.where(mask, 0), atol=1e-5, rtol=0)
+    expected = [min((row.score or 0.0) - 0.25, 0.5) / 0.5 - 0.5 for row in ROWS]
+    first = mask.double().argmax(1, keepdim=True)
+    assert fitted.gather(1, first)[:, 0].tolist() == pytest.approx(expected)  # nobody's answer ended
+    assert e.metrics["critic/score/mean"] == pytest.approx(sum(expected) / len(expected))
+    assert e.metrics["shaping/missing_eos"] == -0.5
+
+
+def test_rewards_are_the_scores_less_the_kl(tiny_lm: str) -> None:
+    actor, critic = models(tiny_lm)
+    without = experience_of(recipe(), actor, critic, ROWS)
+    some = recipe(algorithm={"use_kl_in_reward": True}, actor={"use_kl_loss": False})
+    e = experience_of(some, actor, critic, ROWS, kl=0.5)
+    assert e.ref_log_probs is not None
+    paid = (0.5 * (e.old_log_probs - e.ref_log_probs)).where(e.response_mask, 0).sum(1)
+    rewards = torch.tensor([row.score or 0.0 for row in ROWS]) - paid
+    for which, value in {"mean": rewards.mean(), "max": rewards.max(), "min": rewards.min()}.items():
+        assert e.metrics[f"critic/rewards/{which}"] == pytest.approx(value.item(), rel=1e-4)
+        assert without.metrics[f"critic/rewards/{which}"] == without.metrics[f"critic/score/{which}"]
+
+
 def test_kl_in_reward_is_taken_from_the_old_log_probs(tiny_lm: str) -> None:
     actor, critic = models(tiny_lm)
     some = recipe(
@@ -146,6 +181,22 @@ def test_the_watched_kl_of_stored_tokens_is_logged_raw_and_capped(tiny_lm: str) 
     raw = off_policy_kl(e.old_log_probs, e.ref_log_probs, e.behavior_log_probs)[e.response_mask]
     assert e.metrics["kl/reference"] == pytest.approx(float(raw.mean()), rel=1e-5)
     assert e.metrics["kl/reference_capped"] == pytest.approx(float(raw.clamp(max=10).mean()), rel=1e-5)
+
+
+def test_an_exact_kl_in_the_reward_is_the_one_over_the_vocabulary(tiny_lm: str) -> None:
+    actor, critic = models(tiny_lm)
+    start = Reference(actor)
+    moved(actor.model, 1)
+    algorithm = {"use_kl_in_reward": True, "kl_penalty": "full"}
+    some = recipe(algorithm=algorithm, actor={"use_kl_loss": False, "ppo_max_token_len_per_gpu": 30})
+    e = experience_of(some, actor, critic, ROWS, kl=0.5, start=start)
+    with torch.no_grad():
+        kl, _ = actor.exact_kl(ROWS, e.temperature, start.hidden(ROWS), start.logits)
+    kl = kl.where(e.response_mask, 0)
+    assert kl.max() > 0.1
+    assert e.metrics["actor/reward_kl_penalty"] == pytest.approx(float(kl.sum() / e.response_mask.sum()))
+    rewards = torch.tensor([row.score or 0.0 for row in ROWS]) - 0.5 * kl.sum(1)
+    assert e.metrics["critic/rewards/mean"] == pytest.approx(rewards.mean().item(), rel=1e-5)
 
 
 def test_nan_of_masked_behavior_tokens_changes_nothing(tiny_lm: str) -> None:

@@ -74,11 +74,12 @@ def test_it_says_what_was_made_from_what(tmp_path: Path, data: Path) -> None:
         ("train", "data.train_batch_size=512"),
         ("train", "trainer.total_epochs=3"),
         ("train", "evaluate.reward=exact"),
+        ("train", "sft.share=0.05 sft.files=a.parquet"),
         ("evaluate", "evaluate.pass_k=2"),
     ],
 )
 def test_settings_that_a_stage_reads_make_it_other_work(stage: str, word: str, data: Path) -> None:
-    assert mark(stage, data) != mark(stage, data, word)
+    assert mark(stage, data) != mark(stage, data, *word.split())
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,7 @@ def test_settings_that_a_stage_reads_make_it_other_work(stage: str, word: str, d
     [
         ("sft", "actor.optim.lr=1e-3"),
         ("sft", "data.train_batch_size=512"),
+        ("reward", "sft.share=0.05 sft.files=a.parquet"),
         ("rollout", "algorithm.lam=0.9"),
         ("score", "evaluate.pass_k=2"),
         ("train", "sft.optim.lr=1e-3"),
@@ -98,7 +100,12 @@ def test_settings_that_a_stage_reads_make_it_other_work(stage: str, word: str, d
     ],
 )
 def test_other_settings_do_not(stage: str, word: str, data: Path) -> None:
-    assert mark(stage, data) == mark(stage, data, word)
+    assert mark(stage, data) == mark(stage, data, *word.split())
+
+
+def test_demonstrations_that_train_mixes_in_are_no_other_work_for_sft(data: Path) -> None:
+    plain, mixed = (mark("sft", data, "sft.files=a.parquet", *word) for word in ((), ("sft.share=0.05",)))
+    assert plain == mixed
 
 
 def test_the_content_of_inputs_counts_and_not_their_place(tmp_path: Path, data: Path) -> None:
@@ -110,6 +117,15 @@ def test_the_content_of_inputs_counts_and_not_their_place(tmp_path: Path, data: 
     assert mark("train", moved) != before
     moved.unlink()
     assert mark("train", moved) != before
+
+
+def test_where_models_and_files_lie_is_no_other_work(tmp_path: Path, data: Path) -> None:
+    there, _ = load(None, [f"sft.files={data}", f"model.path={tmp_path}/a"])
+    here, _ = load(None, [f"sft.files={data.name}", f"model.path={tmp_path}/b"])
+    unnamed, _ = load(None, [f"model.path={tmp_path}/b"])
+    inputs = [str(data)]
+    assert manifest.fingerprint(there, "sft", inputs) == manifest.fingerprint(here, "sft", inputs)
+    assert manifest.fingerprint(unnamed, "sft", inputs) != manifest.fingerprint(here, "sft", inputs)
 
 
 def test_a_folder_is_its_names_and_contents_but_not_its_manifest(tmp_path: Path) -> None:

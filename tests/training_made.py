@@ -6,10 +6,12 @@ import numpy as np
 import torch
 
 from rein.config.recipe import Recipe
+from rein.data.mixing import Mixing
 from rein.experience import ExperienceMaker
 from rein.learner import Learner
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import Critic, load_critic
+from rein.models.reference import Reference
 from rein.runtime.single import SingleMesh
 from rein.types import Experience, Floats, Trajectory
 
@@ -62,10 +64,13 @@ def learner_of(
     *,
     kl: float = 0.05,
     steps: int = 10,
+    demonstrations: Mixing | None = None,
+    start: Reference | None = None,
 ) -> Learner:
     return Learner(
         some, actor, critic, SingleMesh(),
         kl_coef_in_loss=kl, kl_coef_in_reward=kl, actor_steps=steps, critic_steps=steps,
+        demonstrations=demonstrations, reference=start,
     )  # fmt: skip
 
 
@@ -78,9 +83,10 @@ def experience_of(
     reference: bool = True,
     corrected: bool = True,
     kl: float = 0.05,
+    start: Reference | None = None,
 ) -> Experience:
     refs = references(rows) if reference else None
-    maker = ExperienceMaker(some, actor, critic, refs, corrected=corrected)
+    maker = ExperienceMaker(some, actor, critic, refs, corrected=corrected, reference=start)
     return maker.make(rows, kl)
 
 

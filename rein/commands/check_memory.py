@@ -15,6 +15,7 @@ from rein.commands.check_plan import Plan
 from rein.config import paths
 from rein.config.methods import needs
 from rein.config.recipe import Recipe
+from rein.config.rules import sums_over_vocabulary
 from rein.data.fast_tokenizer import read_json
 from rein.rewards import uses_model
 from rein.stages import pipeline
@@ -114,9 +115,13 @@ def _train(recipe: Recipe, shapes: dict[str, Shape | None], plan: Plan, size: in
     tokens = _tokens(plan, recipe.actor.ppo_mini_batch_size, budget)
     trained = [_trained(recipe, actor)] + ([_trained(recipe, critic)] if critic else [])
     weights = _held(recipe, actor) + actor.vocabulary * actor.hidden  # the probe keeps the reference's head
+    exact = sums_over_vocabulary(recipe)
+    weights += actor.parameters if exact and not recipe.model.lora_rank else 0  # the reference, frozen
     weights += _held(recipe, critic) - critic.head if critic else 0
     weights += _scalar(reward) if reward else 0
     activations = [_activations(recipe, actor, tokens, size, head=True)]
+    if exact:  # and the reference's logits beside the actor's
+        activations[0] += min(tokens * actor.vocabulary, CHUNK_LOGITS) * CHUNK_COPIES * size
     if critic:
         activations.append(_activations(recipe, critic, tokens, size, head=False))
     return Parts(

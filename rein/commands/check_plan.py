@@ -132,6 +132,7 @@ def _train(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
             f"on; set it to {rows} or less"
         )
     work, passes, notes = _updates(recipe, rows)
+    notes += _mixed(recipe, encoder)
     if recipe.data.val_files:
         held_out = load_prompts(recipe.data.val_files, encoder, recipe.data)
         notes = (
@@ -139,6 +140,18 @@ def _train(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
             f"validation on {min(len(held_out.rows), recipe.trainer.val_prompts)} prompts of data.val_files",
         )
     return replace(_worked(plan, work, passes * plan.mean_tokens), notes=(*plan.notes, *notes))
+
+
+def _mixed(recipe: Recipe, encoder: Encoder) -> tuple[str, ...]:
+    """What sft.share adds to the actor's updates; raises what train will on reading its files."""
+    sft, files = recipe.sft, paths.mixed_files(recipe)
+    if not files:
+        return ()
+    loaded = load_demonstrations(
+        files, encoder, recipe.data, prompt_key=sft.prompt_key, response_key=sft.response_key
+    )
+    beside = sft.share * recipe.actor.ppo_mini_batch_size
+    return (f"sft.share {sft.share:g}: {beside:.3g} of {len(loaded.rows)} demonstrations to an actor update",)
 
 
 def _updates(recipe: Recipe, rows: int) -> tuple[str, float, tuple[str, ...]]:

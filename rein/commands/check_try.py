@@ -61,7 +61,8 @@ def made_small(recipe: Recipe, folder: Path) -> Recipe:
     update: dict[str, Any] = {"out": str(folder / "run"), "resume": "never"}
     for stage, (section, files_of) in readers.items():
         change: dict[str, Any] = dict(changes[stage])
-        if stage in recipe.stages and not _made_here(recipe, files := files_of(recipe)):
+        needed = stage in recipe.stages or (stage == "sft" and recipe.sft.share > 0)
+        if needed and not _made_here(recipe, files := files_of(recipe)):
             change["files"] = [_first_rows(files, folder / stage)]
         update[stage] = section.model_copy(update=change)
     data: dict[str, Any] = {"train_batch_size": TAKEN, "max_bad_fraction": 1.0, "holdout_fraction": 0.0}

@@ -6,7 +6,8 @@ Tests hold them against the tables of config/methods.py and functional/.
 from typing import Literal
 
 KlKind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k3_soft",
-                 "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+", "k3_soft+"]  # fmt: skip
+                 "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+", "k3_soft+",
+                 "full", "full+"]  # fmt: skip
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
                       "seq-mean-token-sum-norm", "token-sum"]  # fmt: skip
 LossMode = Literal["ppo_clip", "vanilla", "gspo", "cispo", "geo_mean", "sapo", "gpg", "dro",

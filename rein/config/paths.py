@@ -9,6 +9,13 @@ from pathlib import Path
 from rein.config.recipe import Recipe
 from rein.errors import ConfigError
 
+# Keys that say where something lies, not what it is: what lies there is compared by content.
+PLACES = (
+    *("model.path", "data.train_files", "data.val_files", "sft.files", "reward.files", "reward.path"),
+    *("rollout.files", "rollout.path", "score.files", "score.path", "critic.model.path"),
+    *("evaluate.files", "evaluate.before", "evaluate.after", "export.path"),
+)
+
 
 def stage_dir(recipe: Recipe, stage: str) -> Path:
     """Where a stage writes: `<out>/<stage>`."""
@@ -69,6 +76,11 @@ def _files(given: list[str], recipe: Recipe, stage: str) -> list[str]:
 
 def sft_files(recipe: Recipe) -> list[str]:
     return _files(recipe.sft.files, recipe, "sft")
+
+
+def mixed_files(recipe: Recipe) -> list[str]:
+    """The demonstrations that train mixes in; never data.train_files, which are trajectories."""
+    return list(recipe.sft.files) if recipe.sft.share else []
 
 
 def reward_files(recipe: Recipe) -> list[str]:

@@ -6,6 +6,7 @@ Names follow verl where the concept is verl's. Batch sizes count rows (trajector
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -29,10 +30,18 @@ def _weight_bounds(threshold: float | str) -> float | str:
     return threshold
 
 
+def _rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    starts = [start for start, _ in points]
+    if not starts or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
+        raise ValueError("points must begin at progress 0 and rise, as in [[0, 0.08], [0.2, 0.05]]")
+    return points
+
+
 Files = Annotated[list[str], BeforeValidator(_as_list)]
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Schedule = Annotated[list[tuple[Share, Rate]], AfterValidator(_rising)]
 
 
 class Section(BaseModel):
@@ -81,11 +90,15 @@ class Data(Section):
 
 
 class Sft(Section):
-    """Causal LM fine-tuning on responses only."""
+    """Causal LM fine-tuning on responses only: a stage, and with `share` a part of train's actor updates."""
 
     files: Files = []  # default: data.train_files
     prompt_key: str = "prompt"  # a column; dots reach into structs (extra_info.question)
     response_key: str = "response"
+    share: Share = (
+        0.0  # demonstrations beside each actor update of train, of its mini-batch's rows; 0.05 is usual
+    )
+    coef: Rate = 1.0  # of their loss: (sum RL + coef sum NLL) / (RL tokens + SFT tokens)
     optim: Optim = Optim(lr=1e-5, lr_scheduler_type="cosine")
     batch_size: Positive = 32
     epochs: Positive = 1
@@ -212,10 +225,14 @@ class Critic(Section):
 
 
 class KlCtrl(Section):
-    type: Literal["fixed", "adaptive"] = "fixed"
+    """How the coefficient of the KL that is on moves between batches."""
+
+    type: Literal["fixed", "adaptive", "moving_average", "schedule"] = "fixed"
     kl_coef: Rate | None = None  # of the KL that is on: the loss's unless kl_loss_coef is given
     target_kl: Annotated[float, Field(gt=0)] = 0.1  # nats per token
-    horizon: Annotated[float, Field(gt=0)] = 10000  # rows
+    horizon: Annotated[float, Field(gt=0)] = 10000  # rows; a moving average forgets as fast
+    schedule: Schedule | None = None  # [[share of the batches done, coefficient], ...]
+    shape: Literal["pieces", "linear", "smooth"] = "pieces"  # of the schedule between its points
 
 
 class RolloutCorrection(Section):
@@ -256,10 +273,27 @@ class Algorithm(Section):
     insist: bool = False  # allow what is known not to restrain on stored data (k1 as a loss, two KLs at once)
 
 
-class RewardManager(Section):
-    """Shaping of scores before they are placed on tokens."""
+class OverlongBuffer(Section):
+    """A soft limit (DAPO): what is taken off grows over the last `len` tokens before the limit."""
 
-    clip_range: Annotated[tuple[float, float], AfterValidator(_ordered)] | None = None
+    enable: bool = False
+    len: Positive | None = None  # tokens; the limit is data.max_response_length
+    penalty_factor: Rate = 1.0  # taken off at the limit
+
+
+class RewardManager(Section):
+    """Shaping of scores, in the order of the keys; `score:` says which of them move a row's total."""
+
+    normalize: Literal["dataset"] | None = None  # score: (s - mean) / std over the training rows, once
+    clip_range: Annotated[tuple[float, float], AfterValidator(_ordered)] | None = None  # score: clipped
+    missing_eos_penalty: Rate = 0.0  # score: less this where finish_reason is not stop (an end token is one)
+    overlong_buffer: OverlongBuffer = OverlongBuffer()  # score: less what DAPO's soft limit takes
+    length_penalty: Rate = 0.0  # score: less this for each counted token beyond length_penalty_free
+    length_penalty_free: Annotated[int, Field(ge=0)] = 0
+    repetition_penalty: Rate = 0.0  # score: less this times the share of n-grams that stood there before
+    repetition_ngram: Positive = 4
+    placement: Literal["last", "uniform", "exponential"] | None = None  # default: as stored, or last
+    placement_decay: Annotated[float, Field(gt=0, le=1)] | None = None  # exponential's: a token / the next
 
 
 class Trainer(Section):

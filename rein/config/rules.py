@@ -15,6 +15,7 @@ KL_LOSS_COEF = 0.05  # where no key gives one
 KL_IN_REWARD_COEF = 0.001  # verl's
 _K1_VALUED = ("kl", "k1", "kl+", "k1+")  # the forms whose value is log actor - log reference
 _K1_LOSSES = ("kl", "k1")
+_EXACT = ("full", "full+")
 _BEFORE = (  # what must come first where both are run
     ("sft", ("reward", "rollout", "train", "evaluate", "export")),
     ("reward", ("score",)),
@@ -42,18 +43,19 @@ class KlCoefs(NamedTuple):
 
 def kl_coefs(recipe: Recipe) -> KlCoefs:
     """`algorithm.kl_ctrl.kl_coef` is of the KL that is on; `actor.kl_loss_coef` wins for the loss's."""
-    shared, own = recipe.algorithm.kl_ctrl.kl_coef, recipe.actor.kl_loss_coef
+    control, own = recipe.algorithm.kl_ctrl, recipe.actor.kl_loss_coef
+    shared, name = control.kl_coef, "algorithm.kl_ctrl.kl_coef"
+    if control.schedule is not None:
+        shared, name = control.schedule[0][1], "algorithm.kl_ctrl.schedule, at the start"
     in_reward = in_loss = 0.0
     words = []
     if recipe.algorithm.use_kl_in_reward:
         in_reward = KL_IN_REWARD_COEF if shared is None else shared
-        words.append(
-            f"KL in reward {in_reward:g} ({'default' if shared is None else 'algorithm.kl_ctrl.kl_coef'})"
-        )
+        words.append(f"KL in reward {in_reward:g} ({'default' if shared is None else name})")
     if recipe.actor.use_kl_loss:
         given = shared if own is None else own
         in_loss = KL_LOSS_COEF if given is None else given
-        source = "actor.kl_loss_coef" if own is not None else "algorithm.kl_ctrl.kl_coef"
+        source = "actor.kl_loss_coef" if own is not None else name
         words.append(f"KL loss {in_loss:g} ({'default' if given is None else source})")
     if not words:
         words.append("no KL to the reference in the loss or the reward")
@@ -62,9 +64,24 @@ def kl_coefs(recipe: Recipe) -> KlCoefs:
     return KlCoefs(in_reward, in_loss, "; ".join(words))
 
 
+def sums_over_vocabulary(recipe: Recipe) -> bool:
+    """Whether a KL that is on is exact (`full`): it takes the reference's logits, not just log-probs."""
+    kinds = [recipe.actor.kl_loss_type] if recipe.actor.use_kl_loss else []
+    kinds += [recipe.algorithm.kl_penalty] if recipe.algorithm.use_kl_in_reward else []
+    return any(kind in _EXACT for kind in kinds)
+
+
 def broken(recipe: Recipe) -> list[Broken]:
     """What a recipe breaks of what holds between its keys."""
-    return [*_kl(recipe), *_loss(recipe), *_correction(recipe), *_stages(recipe)]
+    return [
+        *_kl(recipe),
+        *_controller(recipe),
+        *_loss(recipe),
+        *_correction(recipe),
+        *_shaping(recipe),
+        *_mixing(recipe),
+        *_stages(recipe),
+    ]
 
 
 def _kl(recipe: Recipe) -> list[Broken]:
@@ -81,11 +98,13 @@ def _kl(recipe: Recipe) -> list[Broken]:
             )
         )
     if algorithm.use_kl_in_reward and algorithm.kl_penalty not in _K1_VALUED:
+        why = "is not the KL's own value"
+        if algorithm.kl_penalty in _EXACT:
+            why = "is the same whichever token stands there, so that token is not held back"
         found.append(
             Broken(
                 "algorithm.kl_penalty",
-                f"{algorithm.kl_penalty} in the reward is not the KL's own value; write k1, or set "
-                "algorithm.insist=true",
+                f"{algorithm.kl_penalty} in the reward {why}; write k1, or set algorithm.insist=true",
             )
         )
     if algorithm.use_kl_in_reward and actor.use_kl_loss:
@@ -156,6 +175,67 @@ def _correction(recipe: Recipe) -> list[Broken]:
     if algorithm.adv_estimator == "vtrace" and correction.rollout_is in ("sequence", "geometric"):
         found.append(
             Broken(f"{section}.rollout_is", "V-trace's own weights are of tokens; write token or auto")
+        )
+    return found
+
+
+def _controller(recipe: Recipe) -> list[Broken]:
+    control, section = recipe.algorithm.kl_ctrl, "algorithm.kl_ctrl"
+    if control.type != "schedule":
+        given = [
+            name for name, off in (("schedule", None), ("shape", "pieces")) if getattr(control, name) != off
+        ]
+        return [
+            Broken(f"{section}.{name}", f"is not read by {section}.type {control.type}; write type schedule")
+            for name in given
+        ]
+    if control.schedule is None:
+        return [Broken(f"{section}.schedule", "is missing; give points such as [[0, 0.08], [0.2, 0.05]]")]
+    coefs = {f"{section}.kl_coef": control.kl_coef, "actor.kl_loss_coef": recipe.actor.kl_loss_coef}
+    return [
+        Broken(key, f"{section}.schedule gives the coefficient; remove one of them")
+        for key, coef in coefs.items()
+        if coef is not None
+    ]
+
+
+def _shaping(recipe: Recipe) -> list[Broken]:
+    manager, limit = recipe.reward_manager, recipe.data.max_response_length
+    length, found = manager.overlong_buffer.len, []
+    if manager.overlong_buffer.enable and (length is None or length > limit):
+        said = "is missing" if length is None else f"{length} is more than data.max_response_length {limit}"
+        found.append(
+            Broken(
+                "reward_manager.overlong_buffer.len", f"{said}; give the tokens before the limit that cost"
+            )
+        )
+    if (manager.placement == "exponential") != (manager.placement_decay is not None):
+        found.append(
+            Broken(
+                "reward_manager.placement_decay", "goes with reward_manager.placement=exponential; give both"
+            )
+        )
+    return found
+
+
+def _mixing(recipe: Recipe) -> list[Broken]:
+    sft, mode, found = recipe.sft, recipe.actor.loss_agg_mode, list[Broken]()
+    if sft.share and recipe.actor.policy_loss.loss_mode == "dpo":
+        found.append(
+            Broken("sft.share", "dpo has an NLL term of its own; write actor.policy_loss.dpo_nll_coef")
+        )
+    if not sft.share:
+        return [Broken("sft.coef", "is not read without sft.share; give both")] if sft.coef != 1 else []
+    if not sft.files:
+        found.append(
+            Broken("sft.files", "is missing; sft.share takes demonstrations from there, so give them")
+        )
+    if mode != "token-mean":
+        found.append(
+            Broken(
+                "actor.loss_agg_mode",
+                f"{mode} has no token count to share with demonstrations; write token-mean, or sft.share=0",
+            )
         )
     return found
 

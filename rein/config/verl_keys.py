@@ -43,6 +43,17 @@ RENAMED = {
 RENAMED_VALUES = {
     "algorithm.adv_estimator": {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"},
 }
+# DAPO's soft limit, as its recipe and as verl 0.9's reward managers spell it.
+OVERLONG = (
+    "reward_model.overlong_buffer",
+    "reward_model.reward_kwargs.overlong_buffer_cfg",
+    "reward.reward_kwargs.overlong_buffer_cfg",
+)
+RENAMED |= {
+    f"{section}.{name}": f"reward_manager.overlong_buffer.{name}"
+    for section in OVERLONG
+    for name in ("enable", "len", "penalty_factor")
+}
 
 # Kept under their own name until every source is read; `settle` decides.
 EXPERIMENT = "trainer.experiment_name"
@@ -57,6 +68,8 @@ FOLLOWS = {
     "critic.ppo_max_token_len_per_gpu": "actor.ppo_max_token_len_per_gpu",
     "critic.shuffle": "actor.shuffle",
     "critic.use_dynamic_bsz": "actor.use_dynamic_bsz",
+    "reward.reward_kwargs.max_resp_len": "data.max_response_length",
+    "reward_model.reward_kwargs.max_resp_len": "data.max_response_length",
     "rollout.prompt_length": "data.max_prompt_length",
 }
 SETTLED = frozenset((EXPERIMENT, FILTER, RESUME_MODE, *FOLLOWS))
@@ -109,8 +122,8 @@ NOT_YET = {
     "data.val_max_samples": Off((-1, None), "part of a file (write trainer.val_prompts)"),
     "data.custom_cls.path": Off(_NULL, "a dataset class of your own"),
     "data.apply_chat_template_kwargs": Off((None, {}), "options of the chat template"),
-    "reward_model.reward_manager": Off(("naive", None), "another reward manager"),
-    "reward.reward_manager.name": Off(("naive", None), "another reward manager"),
+    "reward_model.reward_manager": Off(("naive", "dapo", None), "another reward manager"),
+    "reward.reward_manager.name": Off(("naive", "dapo", None), "another reward manager"),
     "trainer.n_gpus_per_node": Off((0, 1, None), "more than one process"),
     "trainer.nnodes": Off(_ONE, "more than one node"),
     "trainer.device": Off(("cpu", None), "choosing a device"),
@@ -171,6 +184,7 @@ UNUSED = {  # any value: accepted, because no result depends on it; the reason i
     "algorithm.filter_groups.max_num_gen_batches": "training generates nothing",
     "trainer.project_name": "only trackers use a project's name, and the run's folder is `out`",
 }
+UNUSED |= {f"{section}.log": "the mean of each shaping term is always logged" for section in OVERLONG}
 
 INSTEAD = {  # refused: Rein has the thing in another form
     "reward_model.enable": "write score.reward=model and score.path=FOLDER",

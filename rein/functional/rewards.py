@@ -25,7 +25,11 @@ def score_statistics(scores: Tensor) -> tuple[float, float]:
 
 def normalise(scores: Tensor, *, mean: float, std: float) -> Tensor:
     """(s - mean) / std, [B]; scores without spread are only centred."""
-    return (scores - mean) / (std if std > 1e-6 * max(1.0, abs(mean)) else 1.0)
+    return (scores - mean) / _divisor(mean, std)
+
+
+def _divisor(mean: float, std: float) -> float:
+    return std if std > 1e-6 * max(1.0, abs(mean)) else 1.0
 
 
 def missing_end(finished: Tensor, *, penalty: float) -> Tensor:
@@ -128,6 +132,22 @@ def spread_exponentially(
     shares = torch.pow(decay, before_last.double()).where(mask, 0)
     shares = shares / shares.sum(1, keepdim=True).where(mask.any(1, keepdim=True), 1)
     return (scores.unsqueeze(1) * shares).to(scores.dtype).where(mask, 0)
+
+
+def keep_places(
+    stored: Tensor,  # [B, T]  scores as they are stored on tokens; 0 where a row has none
+    scores: Tensor,  # [B]
+    mask: Tensor,  # [B, T]
+    *,
+    statistics: tuple[float, float] | None = None,  # of the dataset: mean, std
+) -> Tensor:
+    """token_level_scores [B, T]: each stored score (over std) in its place, and what the row's score has
+    beside their sum on the last counted token; the row's total is the score.
+    """
+    kept = stored.where(mask, 0)
+    if statistics is not None:
+        kept = kept / _divisor(*statistics)
+    return kept + place_on_last_token(scores - kept.sum(1), mask)
 
 
 PLACEMENTS: dict[str, Callable[..., Tensor]] = {

@@ -1,7 +1,7 @@
 """The updates: what an experience teaches actor and critic, one mini-batch at a time.
 
 learner.py plans, accumulates, applies and keeps state; objective.py is the loss of a micro-batch; pairs.py
-that of preference pairs.
+that of preference pairs; imitation.py adds demonstrations to the actor's.
 """
 
 from rein.learner.learner import Learner as Learner

@@ -6,6 +6,7 @@ guards or snapshots; its state is plain tensors and JSON.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,11 +16,14 @@ from torch import Tensor
 
 from rein.config.recipe import Recipe
 from rein.data.batches import micro_batches
-from rein.functional.kl import adaptive_kl_coef
+from rein.data.mixing import Mixing
+from rein.functional.kl import EXACT_KINDS, adaptive_kl_coef, moving_average_kl
 from rein.functional.losses.dpo import PAIR_LOSSES
+from rein.functional.schedules import over_progress
+from rein.learner.imitation import Beside, Imitation
 from rein.learner.objective import Counts, Objective, PolicyObjective, ValueObjective
 from rein.learner.pairs import PairObjective
-from rein.protocols import Actor, Critic, Mesh
+from rein.protocols import Actor, Critic, Mesh, Reference
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
 from rein.types import Experience, Metrics, Update
@@ -39,12 +43,18 @@ class Learner:
         kl_coef_in_reward: float,
         actor_steps: int,
         critic_steps: int,
+        demonstrations: Mixing | None = None,
+        reference: Reference | None = None,  # for a KL loss over the vocabulary
     ) -> None:
         self.recipe, self.mesh = recipe, mesh
         self.actor, self.critic = actor, critic
+        self.imitation = Imitation(recipe, actor, mesh, demonstrations) if demonstrations else None
         self.kl_coef_in_loss, self.kl_coef_in_reward = kl_coef_in_loss, kl_coef_in_reward
         self.paired = recipe.actor.policy_loss.loss_mode in PAIR_LOSSES
-        self.objectives = objectives(recipe, actor, critic)
+        exact = recipe.actor.use_kl_loss and recipe.actor.kl_loss_type in EXACT_KINDS
+        self.reference = reference if exact else None
+        self.objectives = objectives(recipe, actor, critic, self.reference)
+        self.kl_average: float | None = None  # of the probe's readings
         self.optimizers = {
             "actor": Optimizer(
                 actor.model, recipe.actor.optim, grad_clip=recipe.actor.grad_clip, total_steps=actor_steps
@@ -89,14 +99,20 @@ class Learner:
         counts = Counts(*self.mesh.sum([float(mask.sum()), float(mask.any(1).sum())]))
         parts = self._micro_batches(update, experience)
         objective.prepare(experience, rows, parts)
+        beside = Beside(1.0, 0.0, {})
+        if self.imitation is not None and update.role == "actor":
+            beside = self.imitation.backward(len(rows), counts.tokens)
         totals: dict[str, float] = {}
         for part in parts:
             loss, sums = objective(experience, rows[torch.tensor(part)], counts, self.kl_coef_in_loss)
-            loss.backward()  # type: ignore[no-untyped-call]
+            (beside.share * loss).backward()  # type: ignore[no-untyped-call]
             for name, value in sums.items():
                 totals[name] = totals.get(name, 0.0) + value
         reduced = self.mesh.sum(list(totals.values()))
         metrics = dict(zip(totals, reduced, strict=True))
+        if beside.metrics:
+            metrics["actor/loss"] = beside.share * metrics["actor/loss"] + beside.loss
+            metrics |= beside.metrics
         optimizer = self.optimizers[update.role]
         self._grad_norms[update.role] = metrics[f"{update.role}/grad_norm"] = optimizer.grad_norm()
         metrics[f"{update.role}/lr"] = optimizer.lr
@@ -121,15 +137,31 @@ class Learner:
     def apply(self, role: str) -> None:
         """Clip and step this role's optimizer."""
         self.optimizers[role].apply(self._grad_norms[role])
+        self._advance(role)
 
     def discard(self, role: str) -> None:
-        """Drop this role's gradients; its schedule advances."""
+        """Drop this role's gradients; its schedule advances, and the demonstrations that were beside it."""
         self.optimizers[role].discard()
+        self._advance(role)
 
-    def control_kl(self, kl: float, rows: int) -> None:
-        """Move the KL coefficients by the latest probe, once per batch of `rows`."""
+    def _advance(self, role: str) -> None:
+        if role == "actor" and self.imitation is not None:
+            self.imitation.advance()
+
+    def control_kl(self, kl: float, rows: int, progress: float) -> None:
+        """Move the KL coefficients, once per batch of `rows`.
+
+        `kl` is the latest probe's (NaN: there is none), `progress` the share of the run that is done.
+        """
         control = self.recipe.algorithm.kl_ctrl
-        if control.type == "adaptive":
+        if control.type == "schedule" and control.schedule is not None:
+            coef = over_progress(progress, control.schedule, shape=control.shape)
+            self.kl_coef_in_loss = coef if self.recipe.actor.use_kl_loss else 0.0
+            self.kl_coef_in_reward = coef if self.recipe.algorithm.use_kl_in_reward else 0.0
+        if control.type == "moving_average":
+            self.kl_average = moving_average_kl(self.kl_average, kl, rows=rows, horizon=control.horizon)
+            kl = self.kl_average if self.kl_average is not None and math.isfinite(kl) else math.nan
+        if control.type in ("adaptive", "moving_average"):
             move = partial(
                 adaptive_kl_coef, kl=kl, rows=rows, target_kl=control.target_kl, horizon=control.horizon
             )
@@ -139,11 +171,13 @@ class Learner:
             )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything a restore needs: weights and moments of each role, steps, KL coefficients."""
+        """Everything a restore needs: weights and moments of each role, steps, the KL controller."""
         tensors: dict[str, Tensor] = {}
         meta: dict[str, Any] = {
             "kl_coef_in_loss": self.kl_coef_in_loss,
             "kl_coef_in_reward": self.kl_coef_in_reward,
+            "kl_average": self.kl_average,
+            "demonstrations": self.imitation.demonstrations.seen if self.imitation else 0,
         }
         for role, optimizer in self.optimizers.items():
             found, meta[role] = optimizer.state()
@@ -157,13 +191,18 @@ class Learner:
             own = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             optimizer.restore(own, meta[role])
         self.kl_coef_in_loss, self.kl_coef_in_reward = meta["kl_coef_in_loss"], meta["kl_coef_in_reward"]
+        self.kl_average = meta["kl_average"]
+        if self.imitation is not None:
+            self.imitation.demonstrations.seen = meta["demonstrations"]
 
 
-def objectives(recipe: Recipe, actor: Actor, critic: Critic | None) -> dict[str, Objective]:
-    """The losses of the roles."""
+def objectives(
+    recipe: Recipe, actor: Actor, critic: Critic | None, reference: Reference | None = None
+) -> dict[str, Objective]:
+    """The losses of the roles; `reference` is there for a KL loss over the vocabulary."""
     paired = recipe.actor.policy_loss.loss_mode in PAIR_LOSSES
     found: dict[str, Objective] = {
-        "actor": PairObjective(recipe, actor) if paired else PolicyObjective(recipe, actor)
+        "actor": PairObjective(recipe, actor) if paired else PolicyObjective(recipe, actor, reference)
     }
     if critic is not None:
         found["critic"] = ValueObjective(recipe, critic)

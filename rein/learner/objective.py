@@ -22,8 +22,8 @@ from rein.functional.losses.result import PolicyLoss
 from rein.functional.losses.table import LOSSES
 from rein.functional.losses.value import value_loss
 from rein.functional.masked import masked_sum
-from rein.protocols import Actor, Critic
-from rein.types import Experience, Metrics
+from rein.protocols import Actor, Critic, Reference
+from rein.types import Experience, Metrics, Trajectory
 
 Losses = tuple[Tensor, Metrics]
 
@@ -50,8 +50,8 @@ class Objective(Protocol):
 class PolicyObjective:
     """The policy loss of the recipe, plus the KL loss, minus the entropy bonus."""
 
-    def __init__(self, recipe: Recipe, actor: Actor) -> None:
-        self.recipe, self.actor = recipe, actor
+    def __init__(self, recipe: Recipe, actor: Actor, reference: Reference | None = None) -> None:
+        self.recipe, self.actor, self.reference = recipe, actor, reference
         self.mode = recipe.actor.policy_loss.loss_mode
         self.against = LOSSES[self.mode].against
         self.options = loss_options(recipe)
@@ -76,9 +76,7 @@ class PolicyObjective:
     def __call__(self, e: Experience, index: Tensor, counts: Counts, kl_coef: float) -> Losses:
         """The actor's loss of the rows at `index`."""
         actor = self.recipe.actor
-        log_probs, entropy = self.actor.log_probs(
-            [e.rows[i] for i in index.tolist()], e.temperature[index], entropy=actor.entropy_coeff != 0
-        )
+        log_probs, entropy, exact = self._log_probs([e.rows[i] for i in index.tolist()], e.temperature[index])
         width = log_probs.shape[1]
         mask = e.response_mask[index, :width]
         longest = self.recipe.data.max_response_length
@@ -104,7 +102,7 @@ class PolicyObjective:
             "actor/ppo_kl": mean(stored(e.old_log_probs) - log_probs),
         }
         if actor.use_kl_loss and e.ref_log_probs is not None:
-            kl = kl_penalty(log_probs, stored(e.ref_log_probs), actor.kl_loss_type)
+            kl = kl_penalty(log_probs, stored(e.ref_log_probs), actor.kl_loss_type, exact=exact)
             loss = loss + kl_coef * whole(kl)
             metrics["actor/kl_loss"] = mean(kl)
         if entropy is not None:
@@ -112,6 +110,15 @@ class PolicyObjective:
             metrics["actor/entropy"] = mean(entropy)
         metrics["actor/loss"] = loss.item()
         return loss, metrics
+
+    def _log_probs(
+        self, rows: Sequence[Trajectory], temperature: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Log-probs, entropy where it is paid for, and the exact KL where the KL loss is of that kind."""
+        entropy = self.recipe.actor.entropy_coeff != 0
+        if self.reference is None:
+            return *self.actor.log_probs(rows, temperature, entropy=entropy), None
+        return self.actor.log_probs_and_kl(rows, temperature, self.reference, entropy=entropy)
 
     def _policy_loss(
         self, e: Experience, index: Tensor, log_probs: Tensor, mask: Tensor

@@ -28,7 +28,7 @@ from rein.models.load import (
 )
 from rein.models.lora import add_lora
 from rein.models.packing import Packed, pack
-from rein.protocols import Tokenizer
+from rein.protocols import Reference, Tokenizer
 from rein.types import TokenRow
 
 CHUNK_LOGITS = 2**24  # entries of [positions, V] held at once
@@ -65,19 +65,45 @@ class Actor:
         entropy: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """log pi(token | before) and, if asked, each position's entropy, [B, T]; 0 past a row's end."""
+        found = self._read(rows, temperature, entropy=entropy)
+        return found[0], found[1] if entropy else None
+
+    def log_probs_and_kl(
+        self,
+        rows: Sequence[TokenRow],
+        temperature: Tensor,  # [B]
+        reference: Reference,
+        *,
+        entropy: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """What log_probs says, and KL(actor || reference) over the vocabulary, [B, T], in nats."""
+        found = self._read(rows, temperature, entropy=entropy, reference=reference)
+        return found[0], found[1] if entropy else None, found[-1]
+
+    def _read(
+        self,
+        rows: Sequence[TokenRow],
+        temperature: Tensor,
+        *,
+        entropy: bool,
+        reference: Reference | None = None,
+    ) -> list[Tensor]:
+        # First, for it may switch this model's adapters off and on.
+        beside = () if reference is None else (reference.hidden(rows),)
         packed, hidden = self.hidden(rows)
         per_token = temperature.to(hidden.dtype).index_select(0, packed.row)
 
-        def chunk(states: Tensor, ids: Tensor, temp: Tensor) -> Tensor:
+        def chunk(states: Tensor, ids: Tensor, temp: Tensor, *ref_states: Tensor) -> Tensor:
             logits = self.head(states)
             columns = [log_probs_of(logits, ids, temp)]
             if entropy:
                 columns.append(entropy_of(logits, temp))
+            if reference is not None:
+                columns.append(exact_kl(logits, reference.logits(*ref_states), temp))
             return torch.stack(columns)
 
-        found = self._chunked(chunk, hidden, packed.targets, per_token)
-        spread = [packed.spread(values) for values in found]
-        return spread[0], spread[1] if entropy else None
+        found = self._chunked(chunk, hidden, packed.targets, per_token, *beside)
+        return [packed.spread(values) for values in found]
 
     @torch.no_grad()
     def exact_kl(

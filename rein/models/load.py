@@ -216,9 +216,12 @@ def trunk_of(model: Any) -> Any:
     return getattr(model, model.base_model_prefix)
 
 
-def head_function(model: Any) -> Callable[[Tensor], Tensor]:
-    """Last hidden states [R, H] -> logits [R, V], with the architecture's own scaling and cap."""
-    head, config = model.get_output_embeddings(), model.config
+def head_function(model: Any, layer: nn.Module | None = None) -> Callable[[Tensor], Tensor]:
+    """Last hidden states [R, H] -> logits [R, V], with the architecture's own scaling and cap.
+
+    `layer` takes the place of the model's output layer.
+    """
+    head, config = model.get_output_embeddings() if layer is None else layer, model.config
     cap = getattr(config, "final_logit_softcapping", None)
     divisor = getattr(config, "logits_scaling", None)
     factor = getattr(config, "logit_scale", None)

@@ -108,7 +108,8 @@ def stage_inputs(recipe: Recipe, stage: str) -> list[str]:
             return [*paths.score_files(recipe), *reward_model, *functions]
         case "train":
             models = [paths.start_policy(recipe, "train"), paths.critic_start(recipe)]
-            return [*models, *paths.train_files(recipe), *recipe.data.val_files, *reward_model, *functions]
+            files = [*paths.train_files(recipe), *recipe.data.val_files, *paths.mixed_files(recipe)]
+            return [*models, *files, *reward_model, *functions]
         case "evaluate":
             before = recipe.evaluate.before or paths.start_policy(recipe, "train")
             after = recipe.evaluate.after or paths.trained_actor(recipe)

@@ -61,7 +61,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         save_freq=sft.save_freq,
         settings={
             "model": recipe.model.model_dump(),
-            "sft": sft.model_dump(exclude={"save_freq"}),
+            "sft": sft.model_dump(exclude={"save_freq", "share", "coef"}),
             "seed": recipe.seed,
             "rows": rows_mark([row.prompt_ids.tobytes() + row.response_ids.tobytes() for row in rows]),
         },

@@ -29,6 +29,7 @@ from rein.protocols import Guard
 from rein.runtime.seeding import derive
 from rein.runtime.single import SingleMesh
 from rein.snapshots import RunState, Snapshots
+from rein.stages.train_rows import Rows
 from rein.tracking.console import Console
 from rein.tracking.fanout import Fanout
 from rein.types import Experience, Metrics, Trajectory, Update
@@ -46,15 +47,6 @@ class Cursor:
     batch: int = 0
     update: int = 0
     number: int = 0
-
-
-@dataclasses.dataclass(slots=True)
-class Rows:
-    """The rows of the run and where the others went."""
-
-    train: list[Trajectory]
-    held_out: list[Trajectory]
-    counts: dict[str, int]
 
 
 class Job:
@@ -96,6 +88,8 @@ class Job:
             kl_coef_in_reward=in_reward,
             actor_steps=actor_steps,
             critic_steps=critic_steps + self.fit_steps,
+            demonstrations=rows.demonstrations,
+            reference=maker.reference,
         )
         self.snapshots = Snapshots(self.folder / "snapshots")
         self.before_apply: Sequence[Guard] = [NotFinite(recipe.guards.max_skips)]
@@ -103,9 +97,7 @@ class Job:
         self.kept_experience: Experience | None = None
         self.best: dict[str, float] = {}
         self.last: Metrics = {}
-        self.validated = False
-        self.skipped = 0
-        self.saved_at = -1
+        self.validated, self.skipped, self.saved_at = False, 0, -1
         self.tracker: Fanout | None = None
 
     # rows of a step
@@ -203,8 +195,7 @@ class Job:
         trainer, step = self.recipe.trainer, self.cursor.batch
         last = step == self.batches
         metrics = self.probe.measure()
-        if "probe/kl_reference" in metrics:
-            self.learner.control_kl(metrics["probe/kl_reference"], rows)
+        self.learner.control_kl(metrics.get("probe/kl_reference", math.nan), rows, step / self.batches)
         if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
             metrics |= self._validate()
         self.log(metrics)
@@ -243,8 +234,10 @@ class Job:
         wanted = ("model", "data", "actor", "critic", "algorithm", "reward_manager", "trainer", "seed")
         dumped = self.recipe.model_dump(mode="json")
         dumped["trainer"] = {k: v for k, v in dumped["trainer"].items() if k not in ("logger", "save_freq")}
-        text = json.dumps({key: dumped[key] for key in wanted}, sort_keys=True)
-        rows = hashlib.sha256("".join(row.key for row in self.train_rows).encode())
+        mix = [dumped["sft"]["share"], dumped["sft"]["coef"]]
+        text = json.dumps({key: dumped[key] for key in wanted} | {"mix": mix}, sort_keys=True)
+        mixed = self.rows.demonstrations.mark() if self.rows.demonstrations else ""
+        rows = hashlib.sha256(("".join(f"{row.key}{row.score}" for row in self.train_rows) + mixed).encode())
         return {"settings": hashlib.sha256(text.encode()).hexdigest(), "rows": rows.hexdigest()}
 
     def restore(self, state: RunState) -> bool:
@@ -285,10 +278,7 @@ class Job:
         if not self.best:
             self.actor.save(self.folder / "best")
         shown = (
-            "val/score",
-            "val/proxy_score",
-            "probe/kl_reference",
-            "probe/entropy",
+            *("val/score", "val/proxy_score", "probe/kl_reference", "probe/entropy"),
             "critic/vf_explained_var",
         )
         return {

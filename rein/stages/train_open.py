@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from rein.config import paths
-from rein.config.methods import DATA_NEEDS, methods_for, needs
+from rein.config.methods import needs
 from rein.config.recipe import Recipe
-from rein.data.batches import over_budget_note
+from rein.config.rules import sums_over_vocabulary
 from rein.data.cache import ScoreCache
-from rein.data.groups import by_prompt, select
-from rein.data.loader import load_prompts, load_trajectories, write_rejects
-from rein.data.split import holdout
+from rein.data.loader import load_prompts
 from rein.data.tokenize import Encoder
 from rein.engines.hf import HfEngine
-from rein.errors import CheckpointError, ConfigError, DataError
+from rein.errors import CheckpointError
 from rein.experience import ExperienceMaker, reference_log_probs
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import load_critic
 from rein.models.load import weights_hash
+from rein.models.reference import Reference
 from rein.probe import PROBE_ROWS, Probe
 from rein.rewards import build, uses_model
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
 from rein.snapshots import load
-from rein.stages.train_job import Job, Rows
+from rein.stages.train_job import Job
+from rein.stages.train_rows import corrects, load_mixing, load_rows, score_statistics_of
 from rein.tracking.console import Console
 from rein.tracking.fanout import open_trackers
 from rein.types import Prompt, Trajectory
@@ -50,14 +50,23 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         vocab_size=actor.vocabulary,
     )
     folder = paths.stage_dir(recipe, "train")
-    rows = _load_rows(recipe, console, encoder, None if rehearsal else folder)
+    rows = load_rows(recipe, console, encoder, None if rehearsal else folder)
+    rows.demonstrations = load_mixing(recipe, console, encoder, rows.held_out, None if rehearsal else folder)
     critic = None
     if "critic" in wanted:
         options = _model_options(recipe)
         critic = load_critic(paths.critic_start(recipe), seed=derive(recipe.seed, "critic"), **options)
-    corrected = _corrected(recipe, console, rows.train)
+    corrected = corrects(recipe, console, rows.train)
     references = _references(recipe, console, actor, rows.train[:16] if rehearsal else rows.train)
-    maker = ExperienceMaker(recipe, actor, critic, references, corrected=corrected)
+    maker = ExperienceMaker(
+        recipe,
+        actor,
+        critic,
+        references,
+        corrected=corrected,
+        statistics=score_statistics_of(recipe, console, rows.train),
+        reference=_reference(recipe, console, actor) if references is not None else None,
+    )
     budget = recipe.actor.ppo_max_token_len_per_gpu
     probe_rows = sorted(rows.held_out, key=lambda row: row.key)[:PROBE_ROWS]
     probe = Probe(actor, probe_rows, budget)
@@ -71,100 +80,6 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
 
 def _model_options(recipe: Recipe) -> dict[str, Any]:
     return recipe.model.model_dump(exclude={"path"})
-
-
-def _load_rows(recipe: Recipe, console: Console, encoder: Encoder, folder: Path | None) -> Rows:
-    files = paths.train_files(recipe)
-    loaded = load_trajectories(files, encoder, recipe.data, scored=True, ranked="pairs" in needs(recipe))
-    for note in loaded.notes:
-        console.say(f"data: {note}")
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_rejects(folder / "rejects.jsonl", loaded.rejects)
-    train, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
-    counts = {"in": loaded.total, "rejected": len(loaded.rejects), "held_out": len(held_out)}
-    _serves(recipe, files[0], loaded.rows)
-    train, left_out = select(
-        train,
-        files[0],
-        threshold=recipe.algorithm.filter_threshold,
-        spread=recipe.algorithm.filter_groups.enable,
-        paired="pairs" in needs(recipe),
-    )
-    counts |= left_out
-    counts["trained"] = len(train)
-    if recipe.actor.use_dynamic_bsz:
-        lengths = [len(row.prompt_ids) + len(row.response_ids) for row in train]
-        budget = recipe.actor.ppo_max_token_len_per_gpu
-        for note in over_budget_note(
-            [row.where for row in train], lengths, budget, "actor.ppo_max_token_len_per_gpu"
-        ):
-            console.say(f"warning: {note}")
-    said = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
-    console.say(f"rows: {said}")
-    if folder is not None and recipe.data.train_batch_size > len(train):
-        raise ConfigError(
-            f"data.train_batch_size {recipe.data.train_batch_size} is larger than the {len(train)} rows "
-            f"to train on ({said}); set it to {len(train)} or less"
-        )
-    return Rows(train, held_out, counts)
-
-
-def _has(rows: list[Trajectory]) -> frozenset[str]:
-    """Which of DATA_NEEDS all rows meet (of groups and pairs: whether there are any)."""
-    groups = by_prompt(rows)
-    met = {
-        "behavior": all(row.behavior_log_probs is not None for row in rows),
-        "groups": any(len(group) > 1 for group in groups),
-        "baseline_score": all(row.baseline_score is not None for row in rows),
-        "pairs": any(len({rows[i].score for i in group}) > 1 for group in groups),
-    }
-    return frozenset(name for name, value in met.items() if value)
-
-
-def _serves(recipe: Recipe, file: str, rows: list[Trajectory]) -> None:
-    """Raise DataError where the recipe asks for what the rows do not have, with the methods they serve."""
-    has = _has(rows)
-    lacking = [name for name in DATA_NEEDS if name in needs(recipe) - has]
-    if lacking:
-        partly = ""
-        if "behavior" in lacking:
-            without = sum(row.behavior_log_probs is None for row in rows)
-            partly = f" ({without} of {len(rows)} rows have none)"
-        raise DataError(
-            f"{file}: this recipe needs {DATA_NEEDS[lacking[0]]}{partly}; store them, or choose what the "
-            f"rows can serve with algorithm.method={'|'.join(methods_for(has))} and rollout_is=null or auto"
-        )
-
-
-def _corrected(recipe: Recipe, console: Console, rows: list[Trajectory]) -> bool:
-    """Whether old / behavior weighs or rejects tokens; `auto` follows the data, and says so."""
-    wanted = recipe.algorithm.rollout_correction
-    if wanted.bypass_mode:
-        console.say(f"rollout_correction: bypass mode, {wanted.loss_type} against the behavior policy")
-        return True
-    if wanted.rollout_is is None and wanted.rollout_rs is None:
-        return False
-    known = sum(row.behavior_log_probs is not None for row in rows)
-    if 0 < known < len(rows):
-        raise DataError(
-            f"{paths.train_files(recipe)[0]}: {len(rows) - known} of {len(rows)} rows have no "
-            "behavior_log_probs; leave those rows out, or set data.behavior=unknown"
-        )
-    if not known:
-        console.say("rollout_correction: auto -> none, the behavior policy is unknown")
-        return False
-    said = []
-    if wanted.rollout_is is not None:
-        level = "token" if wanted.rollout_is == "auto" else wanted.rollout_is
-        bound = f"truncated at {wanted.rollout_is_threshold}"
-        if isinstance(wanted.rollout_is_threshold, str):
-            bound = f"0 outside {wanted.rollout_is_threshold.replace('_', ' to ')}"
-        said.append(f"{wanted.rollout_is} -> {level} weights old / behavior, {bound}")
-    if wanted.rollout_rs is not None:
-        said.append(f"rejection by {wanted.rollout_rs} at {wanted.rollout_rs_threshold}")
-    console.say(f"rollout_correction: {'; '.join(said)}")
-    return True
 
 
 def _references(
@@ -182,6 +97,16 @@ def _references(
         return reference_log_probs(rows, actor, cache, budget, lambda _: None)
     with console.progress(missing, "reference log-probs") as advance:
         return reference_log_probs(rows, actor, cache, budget, advance)
+
+
+def _reference(recipe: Recipe, console: Console, actor: Actor) -> Reference | None:
+    """The start policy itself, where its log-probs of stored tokens are not enough; says what it costs."""
+    if not sums_over_vocabulary(recipe):
+        return None
+    reference = Reference(actor)
+    how = f"a frozen copy of the start policy, {reference.bytes / 2**20:,.0f} MiB"
+    console.say(f"reference: {how if reference.bytes else 'the actor with its adapters off, no copy'}")
+    return reference
 
 
 def _validator(

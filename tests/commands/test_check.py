@@ -147,6 +147,14 @@ def test_the_demo_itself_gives_no_warning(small: Path) -> None:
     assert check.run(demo_recipe(small), QUIET)["warnings"] == []
 
 
+def test_what_is_mixed_in_is_said_and_read_before(small: Path) -> None:
+    plan = check.run(demo_recipe(small, "sft.share=0.05"), QUIET)["plans"]["train"]
+    assert any("sft.share 0.05: 6.4 of 200 demonstrations to an actor update" in note for note in plan.notes)
+    words = ("sft.share=0.05", f"sft.files={small}/data/nothere.parquet", "stages=[rollout,score,train]")
+    with pytest.raises(DataError, match=r"nothere\.parquet"):
+        check.run(demo_recipe(small, *words), QUIET)
+
+
 def test_models_of_very_different_sizes_are_warned_of(small: Path, tmp_path: Path) -> None:
     critic = make_tiny(tmp_path / "critic", seed=0, hidden=32, layers=1)
     found = check.run(demo_recipe(small, f"critic.model.path={critic}"), QUIET)
@@ -177,6 +185,13 @@ def test_memory_grows_with_the_token_budget_and_shrinks_with_lora(small: Path) -
     assert train_part("model.lora_rank=2").adam < plain.adam / 4
     assert train_part("model.enable_gradient_checkpointing=true").activations < plain.activations
     assert train_part("model.dtype=float64").weights == 2 * plain.weights
+    exact = train_part("actor.kl_loss_type=full")
+    shape = read_shape(small / "base")
+    assert shape is not None
+    assert exact.weights - plain.weights == 4 * shape.parameters  # a frozen copy of the start policy
+    adapted, words = train_part("model.lora_rank=2"), ("model.lora_rank=2", "actor.kl_loss_type=full")
+    assert train_part(*words).weights == adapted.weights
+    assert train_part(*words).activations > adapted.activations
 
 
 def test_a_thousand_chats_are_rendered_within_a_second(small: Path, tmp_path: Path) -> None:

@@ -89,6 +89,18 @@ def test_what_is_no_rate_is_refused_with_key_and_value(value: str, place: str, t
         ("out=[a]", "text"),
         ("score.reward=[]", "at least 1"),
         ("guards.probe_every=4", "at least 8"),
+        ("algorithm.kl_ctrl.schedule=[]", "points must begin at progress 0 and rise"),
+        ("algorithm.kl_ctrl.schedule=[[0.1,0.05]]", "points must begin at progress 0"),
+        ("algorithm.kl_ctrl.schedule=[[0,0.05],[0.5,0.04],[0.5,0.03]]", "and rise"),
+        ("algorithm.kl_ctrl.schedule=[[0,0.05],[1.5,0.04]]", "at most 1"),
+        ("algorithm.kl_ctrl.schedule=[[0,-0.05]]", "at least 0"),
+        ("algorithm.kl_ctrl.schedule=[[0]]", "too short"),
+        ("algorithm.kl_ctrl.schedule=0.05", "a list"),
+        ("sft.share=1.5", "at most 1"),
+        ("reward_manager.normalize=batch", "must be one of dataset, null"),
+        ("reward_manager.placement=first", "last, uniform, exponential, null"),
+        ("reward_manager.placement_decay=0", "above 0"),
+        ("reward_manager.missing_eos_penalty=-1", "at least 0"),
     ],
 )
 def test_wrong_types_name_key_and_what_is_wanted(word: str, wanted: str, tmp_path: Path) -> None:
@@ -129,6 +141,8 @@ def test_any_float_comes_back_as_it_was_printed(rate: float) -> None:
         ("data.n", "rollout.n"),
         ("rollout.temprature", "rollout.temperature"),
         ("seeed", "seed"),
+        ("reward_manager.normalise", "reward_manager.normalize"),
+        ("missing_eos_penalty", "reward_manager.missing_eos_penalty"),
         ("actor_rollout_ref.rollout.temprature", "rollout.temperature"),
     ],
 )
@@ -280,6 +294,38 @@ def test_the_resolved_recipe_is_json_with_canonical_names_and_reads_back(tmp_pat
         ("actor.kl_loss_type=kl", "does not restrain on stored data"),
         ("algorithm.use_kl_in_reward=true", "counts the KL twice"),
         ("algorithm.use_kl_in_reward=true actor.use_kl_loss=false algorithm.kl_penalty=k3", "write k1"),
+        (
+            "algorithm.use_kl_in_reward=true actor.use_kl_loss=false algorithm.kl_penalty=full",
+            "so that token is not held back; write k1",
+        ),
+        ("algorithm.kl_ctrl.type=schedule", "kl_ctrl.schedule: is missing; give points such as [[0, 0.08]"),
+        ("algorithm.kl_ctrl.schedule=[[0,0.05]]", "is not read by algorithm.kl_ctrl.type fixed"),
+        ("algorithm.kl_ctrl.shape=smooth algorithm.kl_ctrl.type=adaptive", "write type schedule"),
+        (
+            "algorithm.kl_ctrl.type=schedule algorithm.kl_ctrl.schedule=[[0,0.05]] actor.kl_loss_coef=0.1",
+            "actor.kl_loss_coef: algorithm.kl_ctrl.schedule gives the coefficient",
+        ),
+        (
+            "algorithm.kl_ctrl.type=schedule algorithm.kl_ctrl.schedule=[[0,0.05]] "
+            "algorithm.kl_ctrl.kl_coef=0.1",
+            "remove one of them",
+        ),
+        ("sft.share=0.05", "sft.files: is missing; sft.share takes demonstrations from there"),
+        (
+            "sft.share=0.05 sft.files=a.parquet actor.loss_agg_mode=seq-mean-token-mean",
+            "seq-mean-token-mean has no token count to share with demonstrations; write token-mean",
+        ),
+        ("sft.coef=0.5", "is not read without sft.share"),
+        ("reward_manager.overlong_buffer.enable=true", "overlong_buffer.len: is missing; give the tokens"),
+        (
+            "reward_manager.overlong_buffer.enable=true reward_manager.overlong_buffer.len=4096",
+            "overlong_buffer.len: 4096 is more than data.max_response_length 2048",
+        ),
+        ("reward_manager.placement=exponential", "placement_decay: goes with"),
+        (
+            "reward_manager.placement=last reward_manager.placement_decay=0.9",
+            "placement=exponential; give both",
+        ),
         ("stages=[train,sft]", "put sft first"),
         ("stages=[train,train]", "listed twice"),
     ],
@@ -297,6 +343,9 @@ def test_rules_between_keys_hold(words: str, said: str, tmp_path: Path) -> None:
         "actor.kl_loss_type=k1 actor.use_kl_loss=false",
         "algorithm.use_kl_in_reward=true algorithm.insist=true",
         "algorithm.use_kl_in_reward=true actor.use_kl_loss=false algorithm.kl_penalty=kl",
+        "actor.kl_loss_type=full",
+        "algorithm.use_kl_in_reward=true actor.use_kl_loss=false algorithm.kl_penalty=full "
+        "algorithm.insist=true",
     ],
 )
 def test_what_restrains_or_is_insisted_on_passes(words: str) -> None:
@@ -307,12 +356,12 @@ def test_what_restrains_or_is_insisted_on_passes(words: str) -> None:
     ("word", "said"),
     [
         ("actor.kl_loss_type=k4", "must be one of kl, k1"),
-        ("actor.kl_loss_type=full", "not built yet"),
+        ("actor.kl_loss_type=fulll", "did you mean full"),
         ("algorithm.method=auto", "not built yet"),
         ("algorithm.method=filtered_bx", "did you mean filtered_bc"),
         ("algorithm.adv_estimator=gdpo", "not built yet"),
         ("actor.policy_loss.loss_mode=kl_cov", "not built yet"),
-        ("algorithm.kl_ctrl.type=moving_average", "not built yet"),
+        ("algorithm.kl_ctrl.type=moving_avrage", "did you mean moving_average"),
         ("algorithm.rollout_correction.rollout_is=tokens", "did you mean token"),
         ("algorithm.rollout_correction.preset=decoupled_token", "did you mean decoupled_token_is"),
         ("actor.loss_agg_mode=tokenmean", "did you mean token-mean"),
@@ -342,6 +391,11 @@ def test_unknown_names_are_refused_before_anything_loads(word: str, said: str, t
             "algorithm.insist=true algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.3",
             (0.3, 0.3),
             "KL in reward 0.3 (algorithm.kl_ctrl.kl_coef); KL loss 0.3 (algorithm.kl_ctrl.kl_coef)",
+        ),
+        (
+            "algorithm.kl_ctrl.type=schedule algorithm.kl_ctrl.schedule=[[0,0.08],[0.2,0.05]]",
+            (0, 0.08),
+            "KL loss 0.08 (algorithm.kl_ctrl.schedule, at the start)",
         ),
     ],
 )

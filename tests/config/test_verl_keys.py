@@ -87,6 +87,19 @@ READ: list[tuple[str, str, str, Any]] = [
         3.0,
     ),
     ("reward_manager.clip_range", "[-2,2]", "reward_manager.clip_range", [-2.0, 2.0]),
+    ("reward_model.overlong_buffer.len", "99", "reward_manager.overlong_buffer.len", 99),
+    (
+        "reward_model.overlong_buffer.penalty_factor",
+        "0.5",
+        "reward_manager.overlong_buffer.penalty_factor",
+        0.5,
+    ),
+    (
+        "reward.reward_kwargs.overlong_buffer_cfg.len",
+        "99",
+        "reward_manager.overlong_buffer.len",
+        99,
+    ),
     ("trainer.critic_warmup", "20", "trainer.critic_warmup", 20),
     ("trainer.test_freq", "5", "trainer.test_freq", 5),
     ("trainer.save_freq", "20", "trainer.save_freq", 20),
@@ -130,6 +143,8 @@ OFF = [
     ("rollout.name", "hf"),
     ("algorithm.rollout_correction.rollout_rs", "null"),
     ("trainer.nnodes", "1"),
+    ("reward.reward_manager.name", "dapo"),
+    ("reward_model.reward_kwargs.max_resp_len", "2048"),
     ("trainer.n_gpus_per_node", "1"),
     ("data.filter_overlong_prompts", "False"),
     ("data.prompt_key", "prompt"),
@@ -315,6 +330,16 @@ def test_two_spellings_of_one_thing_are_refused(first: str, second: str) -> None
     message = refusal(f"{first}=0.1", f"{second}=0.2")
     assert first in message
     assert second in message
+
+
+def test_dapos_soft_limit_is_read_whole() -> None:
+    kwargs = "+reward.reward_kwargs"
+    words = f"""{kwargs}.overlong_buffer_cfg.enable=True {kwargs}.overlong_buffer_cfg.len=4096
+        {kwargs}.overlong_buffer_cfg.penalty_factor=1.0 {kwargs}.overlong_buffer_cfg.log=False
+        {kwargs}.max_resp_len=20480 reward.reward_manager.name=dapo data.max_response_length=20480""".split()
+    buffer = load(None, words)[0].reward_manager.overlong_buffer
+    assert (buffer.enable, buffer.len, buffer.penalty_factor) == (True, 4096, 1.0)
+    assert "follows data.max_response_length" in refusal(*words[:-1])
 
 
 def test_an_unknown_verl_key_is_refused() -> None:

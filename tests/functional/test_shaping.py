@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rein.functional.rewards import (
     PLACEMENTS,
+    keep_places,
     length_cost,
     missing_end,
     normalise,
@@ -51,6 +52,19 @@ def test_placing_never_moves_a_row_s_total(name: str, scores: list[float], seed:
 def test_a_long_response_with_a_steep_decay_keeps_its_total() -> None:
     mask = torch.ones(1, 5000, dtype=torch.bool)
     assert spread_exponentially(torch.tensor([1.0]), mask, decay=0.01).sum().item() == pytest.approx(1)
+
+
+def test_stored_places_are_kept_and_only_the_last_counted_token_takes_the_rest() -> None:
+    stored = torch.tensor([[1.0, 9.0, 0.0, 2.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    assert keep_places(stored, SCORES, MASK).tolist() == [[1, 0, 0, 2], [0, -2, 0, 0], [0, 0, 0, 0]]
+    more = keep_places(stored, SCORES + 0.5, MASK)
+    assert more.tolist() == [[1, 0, 0, 2.5], [0, -1.5, 0, 0], [0, 0, 0, 0]]
+    scaled = keep_places(stored, (SCORES - 1) / 2, MASK, statistics=(1.0, 2.0))
+    assert scaled.tolist() == [
+        [0.5, 0, 0, 0.5],
+        [0, -1.5, 0, 0],
+        [0, 0, 0, 0],
+    ]  # 3 / 2, less 1 / 2 at the end
 
 
 def test_scores_are_normalised_by_the_whole_dataset() -> None:
