@@ -48,6 +48,30 @@ METHODS: dict[str, list[str]] = {
     ],
     "PPO": ["stages=[train,evaluate]"],
     "PPO without KL": ["stages=[train,evaluate]", "actor.use_kl_loss=false"],
+    "PPO, V-trace": ["stages=[train,evaluate]", "algorithm.adv_estimator=vtrace"],
+    "PPO, group baseline": ["stages=[train,evaluate]", "algorithm.method=grpo"],
+    "TOPR": [
+        "stages=[train,evaluate]",
+        "algorithm.method=topr",
+        "actor.use_kl_loss=false",
+        "actor.optim.lr=2e-4",
+        "data.train_batch_size=512",
+        "trainer.test_freq=2",
+    ],
+    "AWR": [
+        "stages=[train,evaluate]",
+        "algorithm.method=awr",
+        "actor.use_kl_loss=false",
+        "actor.optim.lr=5e-4",
+    ],
+    "DPO with NLL": [
+        "stages=[train,evaluate]",
+        "algorithm.method=dpo",
+        "actor.policy_loss={dpo_beta: 0.1, dpo_nll_coef: 1.0}",
+        "actor.optim.lr=2e-4",
+        "data.train_batch_size=512",
+        "trainer.test_freq=2",
+    ],
 }
 SCORED_BY_FILE = {"continued SFT"}  # learns from demonstrations: the reward plays no part
 
