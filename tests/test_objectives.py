@@ -166,7 +166,8 @@ def test_rejected_tokens_teach_nothing_and_stay_in_the_denominator(tiny_lm: str)
     kept = tuple(int(i) for i in (~gone).nonzero()[:, 0])
     share = int(e.response_mask[torch.tensor(kept)].sum()) / int(e.response_mask.sum())
     for one, other in zip(whole, backward(learner, e, kept), strict=True):
-        torch.testing.assert_close(one, share * other, **CLOSE)
+        # The trunk's norms work in float32, so another scale is rounded in another way.
+        torch.testing.assert_close(one, share * other, atol=1e-8, rtol=1e-6)
 
 
 def test_m2po_drops_what_the_whole_mini_batch_says(tiny_lm: str) -> None:

@@ -25,7 +25,7 @@ LOWEST, ABOVE = 100, 1000
 P_HARD = 0.75  # the carry is forgotten when the column's sum is 10 to 14
 P_EASY = 0.05  # and when it is 15 or more
 HARD_SUMS = range(10, 15)
-TEST_SEED = 20_000_003
+TEST_SEED = 40_000_003
 _STREAMS = ("dev", "prompts", "demonstrations", "pairs", "mistakes", "rejected")
 
 
