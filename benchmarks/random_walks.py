@@ -1,15 +1,15 @@
-"""Every method on the same stored walks on random graphs, after trlX's randomwalks; exact scores, paired by graph.
+"""Every method on the same stored walks on random graphs, after trlX's randomwalks; exact, paired by graph.
 
-    python benchmarks/random_walks.py --out runs/walks                 # all, then the report
-    python benchmarks/random_walks.py --out runs/walks --only tune     # or in parts: tune, then short and long,
-    python benchmarks/random_walks.py --out runs/walks --only short --graphs 10 11 12    # in two processes
+    python benchmarks/random_walks.py --out runs/walks                  # all, then the report
+    python benchmarks/random_walks.py --out runs/walks --only tune      # in parts: tune, then short and long,
+    python benchmarks/random_walks.py --out runs/walks --only short --graphs 10 11 12     # in two processes
     python benchmarks/random_walks.py --out runs/walks --only report
 
-A GPT of 2 layers and width 64 is taught 1,000 walks that a uniform policy made on a graph of 21 nodes, then trained
-on these walks alone: nothing is generated. One learning rate is chosen for each method, of three that all methods
-share, by the mean final score on the tuning graphs; the fresh graphs are then trained once at that rate. The long
-task, 100 moves a walk, has a tuning graph of its own. "Final" is the score at the end of the run, "best" the best of
-the four measured in it. Runs that are done are not repeated.
+A GPT of 2 layers and width 64 is taught 1,000 walks that a uniform policy made on a graph of 21 nodes, then
+trained on these walks alone: nothing is generated. One learning rate is chosen for each method, of three
+that all methods share, by the mean final score on the tuning graphs; the fresh graphs are then trained once
+at that rate. The long task, 300 walks of 100 moves, has a tuning graph of its own. "Final" is the score at
+the end of the run, "best" the best that was measured in it. Runs that are done are not repeated.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ def fresh(task: Task, out: Path, seeds: Sequence[int], methods: Sequence[str]) -
 
 
 def collect(task: Task, out: Path) -> tuple[Rows, list[dict[str, Any]]]:
-    """Each method's runs on all fresh graphs, and how each graph began; methods that lack one are left out."""
+    """Each method's runs on all fresh graphs (those that lack one are left out), and how each graph began."""
     seeds, rates = FRESH[task.name], chosen(task, out)
     runs = {seed: Runs(out / f"{task.name}{seed}") for seed in seeds}
     rows: Rows = {}
@@ -133,32 +134,26 @@ def said(found: dict[str, Any]) -> str:
 
 
 def method_table(rows: Rows, begun: list[dict[str, Any]]) -> str:
-    head = [
-        "",
-        "rate",
-        "final (95 %)",
-        "best",
-        "leaves the graph",
-        "raw ESS",
-        "mean raw weight",
-        "default - this",
+    head = ["", "rate", "final (95 %)", "best", "leaves the graph", "ESS", "mean weight", "default - this"]
+    logged, start = mean([each["logged"] for each in begun]), mean([each["val/score"] for each in begun])
+    left = mean([each["val/invalid"] for each in begun])
+    body: list[list[str]] = [
+        ["stored walks", "", f"{logged:.3f}", "", "0", "1", "1", ""],
+        ["start policy", "", f"{start:.3f}", "", f"{left:.3f}", *weights_of(begun), ""],
     ]
-    logged = [each["logged"] for each in begun]
-    body: list[list[str]] = [["stored walks", "", f"{mean(logged):.3f}", "", "0", "1", "1", ""]]
-    start = {key: mean([each[key] for each in begun]) for key in begun[0]}
-    numbers = [f"{start[key]:.3f}" for key in ("val/score", "val/invalid", "ess", "mean_weight")]
-    body.append(["start policy", "", numbers[0], "", *numbers[1:], ""])
     for method, own in rows.items():
         finals = [row["final"] for row in own]
         low, high = interval(finals)
-        cells = [
-            f"{mean([row[key] for row in own]):.3f}" for key in ("best", "invalid", "ess", "mean_weight")
-        ]
+        cells = [f"{mean([row[key] for row in own]):.3f}" for key in ("best", "invalid")]
         gap = said(difference(rows, DEFAULT, method)) if method != DEFAULT and DEFAULT in rows else ""
-        body.append(
-            [method, f"{own[0]['rate']:g}", f"{mean(finals):.3f} ({low:.3f} to {high:.3f})", *cells, gap]
-        )
+        final = f"{mean(finals):.3f} ({low:.3f} to {high:.3f})"
+        body.append([method, f"{own[0]['rate']:g}", final, *cells, *weights_of(own), gap])
     return table(head, body)
+
+
+def weights_of(rows: list[dict[str, Any]]) -> list[str]:
+    """Raw ESS and mean raw weight, medians over graphs: a mean would be that of one graph."""
+    return [f"{median([row[key] for row in rows]):.3g}" for key in ("ess", "mean_weight")]
 
 
 def ablation(rows: Rows) -> str:
@@ -226,8 +221,9 @@ def report(out: Path) -> None:
             text.insert(1, f"![scores]({NAME}.svg)")
     if kept:
         text.append(
-            'Bold: more than noise (the 95 % interval, Student\'s over graphs, leaves out 0). "Leaves the graph" is the '
-            "chance that a walk makes an invalid move; raw weights are those of whole stored walks, policy / logged."
+            "Bold: more than noise, Student's 95 % interval over graphs leaves out 0. Leaves the graph: "
+            "the chance that a walk makes an invalid move. Weights are raw, of whole stored walks, policy / "
+            "logged; of their mean and ESS, the median over graphs."
         )
         write(NAME, {"methods": METHODS, "grid": RATES, **settings}, kept, "\n\n".join(filter(None, text)))
 

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -191,35 +190,33 @@ def report(out: Path) -> None:
     ]
     settings = {"ages": AGES, "graphs": GRAPHS, "rates": chosen, "improving": IMPROVING, "begun": begun}
     settings |= {"methods": {name: METHODS[name] for name in COMPARED}, "gaps": gaps, "sizes": TASK.__dict__}
-    write(NAME, settings, rows, "\n\n".join(text))
+    write(NAME, settings, rows, "\n\n".join(filter(None, text)))
     figure(curves, begun)
 
 
 def figure(curves: dict[str, list[list[float]]], begun: dict[str, list[float]]) -> None:
-    """Final score over k, a line a method; below, on the same axis, ESS and KL of the data."""
+    """Final score over k, a line a method; below, on the same axis, what the data are like."""
     places, ends = range(len(AGES)), (-0.3, len(AGES) - 0.7)
-    lowest = min(min(mean(v) for v in curve) for curve in curves.values())
-    bottom = min(lowest, *begun["start policy"], *begun["stored walks"]) - 0.03
-    top = svg.Panel((60, 30, 460, 300), ends, (bottom, 1.02), "final score, by the age k of the data")
-    top.y_ticks([(v / 10, f"{v / 10:.1f}") for v in range(11) if v / 10 > bottom])
-    dull = {"start policy": "#999", "stored walks": "#ccc"}
-    drawn: list[tuple[str, str, list[float]]] = [(name, dull[name], begun[name]) for name in dull]
-    for color, (method, curve) in zip(svg.COLORS, curves.items(), strict=False):
-        drawn.append((method, color, [mean(values) for values in curve]))
+    ticks = [(i, str(age)) for i, age in enumerate(AGES)]
+    means = {method: [mean(values) for values in curve] for method, curve in curves.items()}
+    bottom = min(*begun["start policy"], *(score for curve in means.values() for score in curve)) - 0.03
+    top = svg.Panel((60, 30, 460, 300), ends, (bottom, 1.01), "final score, by the age k of the data")
+    top.x_ticks(ticks)
+    top.y_ticks([(v / 20, f"{v / 20:.2f}") for v in range(21) if v / 20 > bottom])
+    drawn = [("start policy", "#999", begun["start policy"])]
+    drawn += [(name, color, curve) for color, (name, curve) in zip(svg.COLORS, means.items(), strict=False)]
     for i, (name, color, values) in enumerate(drawn):
         top.line(list(zip(places, values, strict=True)), color, wide=3 if name == DEFAULT else 1.5)
         top.text(f"● {name}", 532, 44 + 18 * i, color=color)
-    panels: list[svg.Panel] = [top]
-    for left, (name, high) in zip(
-        (60, 310), {"ESS": 1.0, "KL(start || behavior)": max(begun["KL(start || behavior)"]) * 1.1}.items(),
-        strict=True,
-    ):  # fmt: skip
-        panel = svg.Panel((left, 390, 210, 110), ends, (0, high), name)
+    panels = [top]
+    for left, name in zip((60, 310, 560), ("ESS", "KL(start || behavior)", "stored walks"), strict=True):
+        high = 1.0 if name != "KL(start || behavior)" else max(*begun[name], 0.01) * 1.1
+        title = "score of the stored walks" if name == "stored walks" else name
+        panel = svg.Panel((left, 390, 190, 110), ends, (0, high), title)
+        panel.x_ticks(ticks)
         panel.y_ticks([(0, "0"), (high / 2, f"{high / 2:.2g}"), (high, f"{high:.2g}")])
         panel.line(list(zip(places, begun[name], strict=True)), "#111")
         panels.append(panel)
-    for panel in panels:
-        panel.x_ticks([(i, str(age)) for i, age in enumerate(AGES)])
     svg.write(RESULTS / f"{NAME}.svg", (780, 530), panels)
 
 

@@ -1,4 +1,4 @@
-"""A figure of panels as one SVG file: points with intervals, and lines over a log or even axis. No dependency."""
+"""A figure of panels as one SVG file: dots, lines, texts; axes and ticks are the caller's."""
 
 from __future__ import annotations
 
@@ -75,4 +75,5 @@ def write(path: Path, size: tuple[int, int], panels: Sequence[Panel]) -> None:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" {FONT}>'
     back = f'<rect width="{width}" height="{height}" fill="white"/>'
     body = "\n".join(part for panel in panels for part in panel.parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{head}\n{back}\n{body}\n</svg>\n")

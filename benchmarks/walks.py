@@ -1,10 +1,11 @@
 """Walks on random graphs (after trlX's randomwalks): graphs, stored walks, exact scores of a policy.
 
-A walk is a prompt, its start node, and a response, the nodes it moves to: one token each, no end token. All is in
-token ids; GOAL is the goal's. Short task: the first visit to the goal ends the walk, which scores (moves allowed -
-moves made) / (moves allowed - fewest moves); one that gets there too late or leaves the graph scores 0. Long task:
-LONG_MOVES moves, through the goal and on; the score is visits to the goal / most possible visits, and a move that
-leaves the graph ends the walk. What is trained on them, and how, is in walks_run.py.
+A walk is a prompt, its start node, and a response, the nodes it moves to: one token each, no end token. All
+is in token ids; GOAL is the goal's. Short task: the first visit to the goal ends the walk, which scores
+(moves allowed - moves made) / (moves allowed - fewest moves); one that gets there too late or leaves the
+graph scores 0. Long task: LONG_MOVES moves, through the goal and on; the score is visits to the goal / most
+possible visits, and a move that leaves the graph ends the walk. What is trained on them, and how, is in
+walks_run.py.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Graph:
 
 
 def make_graph(seed: int, *, long: bool = False) -> Graph:
-    """Each edge with probability EDGE, until every node has one out and a way to the goal within MOVES - 1."""
+    """Each edge with probability EDGE, until every node has one and a way to the goal within MOVES - 1."""
     rng = np.random.default_rng(seed)
     while True:
         edges = rng.random((NODES, NODES)) < EDGE
@@ -67,7 +68,7 @@ def make_graph(seed: int, *, long: bool = False) -> Graph:
 
 
 class Mover:
-    """A policy one move at a time: the cache of the walks under way, and its probabilities of the next token."""
+    """A policy one move at a time: the cache of the walks under way, and the next token's probabilities."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.cache, self.made = model, DynamicCache(config=model.config), 0

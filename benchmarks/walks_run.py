@@ -1,9 +1,9 @@
 """The methods compared on stored walks, and one training run: rows and a recipe in, what came of it out.
 
-Training is Rein's own train stage, with the task's score in its validator's place. Every method of a graph begins
-with the same start policy, the same critic (fitted once to the stored returns) and the same rows, and makes the same
-number of actor updates on mini-batches of like size. What is done stands in `runs.jsonl` of the graph's folder and
-is not repeated.
+Training is Rein's own train stage, with the task's score in its validator's place. Every method of a graph
+begins with the same start policy, the same critic (fitted once to the stored returns) and the same rows, and
+makes the same number of actor updates on mini-batches of like size. What is done stands in `runs.jsonl` of
+the graph's folder and is not repeated.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from walks import LETTERS, AtRandom, Graph, make_graph, measure, sample
 
 from rein.config.load import load
 from rein.config.recipe import Recipe
+from rein.data.groups import pairs
 from rein.data.parquet import write_rows
-from rein.data.schemas import PREFERENCES, TRAJECTORIES, trajectory_row
+from rein.data.schemas import TRAJECTORIES, trajectory_row
 from rein.errors import ConfigError
 from rein.experience import in_micro_batches, padded
 from rein.functional.kl import off_policy_kl
@@ -55,11 +56,11 @@ METHODS: dict[str, list[str]] = {
     ],
     DEFAULT: [],
     "decoupled PPO without KL": ["actor.use_kl_loss=false"],
-    "TOPR": ["algorithm.method=topr"],
-    "AWR": ["algorithm.method=awr"],
+    "TOPR": ["algorithm.method=topr", "actor.use_kl_loss=false"],  # both without KL, as published
+    "AWR": ["algorithm.method=awr", "actor.use_kl_loss=false"],
     "V-trace": ["algorithm.adv_estimator=vtrace"],
 }
-FROM_PAIRS = {"DPO"}  # learn from pairs.parquet: of each start node good walks beside bad ones
+PAIRED = {"DPO"}  # learns from pairs, which the train stage makes of the best and worst walks of a start node
 FILTERED = {"filtered cloning (top 25 %)"}
 RATES = (3e-4, 1e-3, 3e-3)  # the grid: actor.optim.lr, the same for every method
 
@@ -80,7 +81,7 @@ class Task:
 
 
 SHORT = Task("short", False, 1000, 125, 96, sft_batch=125, sft_steps=150, fit_steps=100)
-LONG = Task("long", True, 300, 50, 48, sft_batch=25, sft_steps=100, fit_steps=60)
+LONG = Task("long", True, 300, 50, 60, sft_batch=25, sft_steps=100, fit_steps=60)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def logged_walks(task: Task, seed: int, out: Path) -> Stored:
     graph = make_graph(seed, long=task.long)
     folder = out / f"{task.name}{seed}"
     rows, _ = sample(AtRandom(graph), graph, task.walks, seed)
-    write_walks(folder, rows)
+    write_rows(folder / "rows.parquet", [trajectory_row(row) for row in rows], TRAJECTORIES)
     start = folder / "sft" / "model"
     if not (start / "config.json").exists():
         base = make_tiny(folder / "base", seed=seed, hidden=64, layers=2, characters=LETTERS)
@@ -119,7 +120,8 @@ def logged_walks(task: Task, seed: int, out: Path) -> Stored:
 
 def stored(task: Task, graph: Graph, folder: Path, rows: list[Trajectory], start: Path) -> Stored:
     """Rows beside the critic fitted to them, from the start policy on."""
-    write_walks(folder, rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_rows(folder / "rows.parquet", [trajectory_row(row) for row in rows], TRAJECTORIES)
     critic = folder / "critic"
     if not (critic / "config.json").exists():
         words = [*schedule(task, folder, len(rows)), f"trainer.critic_warmup={task.fit_steps}"]
@@ -131,24 +133,6 @@ def stored(task: Task, graph: Graph, folder: Path, rows: list[Trajectory], start
     actor = load_actor(str(start))
     begun = measure(actor.model, graph) | distance(actor, rows)
     return Stored(task, graph, folder, rows, start, critic, mean([row.score or 0.0 for row in rows]), begun)
-
-
-def write_walks(folder: Path, rows: Sequence[Trajectory]) -> None:
-    """rows.parquet, and pairs.parquet for what learns from preferences."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_rows(folder / "rows.parquet", [trajectory_row(row) for row in rows], TRAJECTORIES)
-    write_rows(folder / "pairs.parquet", pairs(rows), PREFERENCES)
-
-
-def pairs(rows: Sequence[Trajectory]) -> list[dict[str, Any]]:
-    """Of each start node the best walk beside the worst, the second best beside the second worst, and so on."""
-    found = []
-    for group in sorted({row.group for row in rows}):
-        own = sorted((row for row in rows if row.group == group), key=lambda row: -(row.score or 0))
-        for good, bad in zip(own[: len(own) // 2], reversed(own), strict=False):
-            if (good.score or 0) > (bad.score or 0):
-                found.append({"prompt": group, "chosen": good.response, "rejected": bad.response})
-    return found
 
 
 def recipe_of(out: Path, start: Path, words: Sequence[str]) -> Recipe:
@@ -167,14 +151,15 @@ def recipe_of(out: Path, start: Path, words: Sequence[str]) -> Recipe:
     return load(None, [*shared, *words])[0]
 
 
-def schedule(task: Task, folder: Path, rows: int, file: str = "rows") -> list[str]:
+def schedule(task: Task, folder: Path, rows: int) -> list[str]:
     """All rows are one batch: old log-probs, values and advantages are made anew after each pass."""
     per_pass = max(round(rows / task.mini), 1)
+    mini = -(-rows // per_pass)
     passes = -(-task.updates // per_pass)
     return [
-        f"data.train_files={folder}/{file}.parquet",
+        f"data.train_files={folder}/rows.parquet",
         f"data.train_batch_size={rows}",
-        f"actor.ppo_mini_batch_size={-(-rows // per_pass)}",
+        f"actor.ppo_mini_batch_size={min(mini + mini % 2, rows)}",  # even: dpo's rows come in pairs
         "actor.ppo_epochs=1",
         f"trainer.total_training_steps={passes}",
         f"trainer.test_freq={max(passes // task.measured, 1)}",
@@ -183,16 +168,16 @@ def schedule(task: Task, folder: Path, rows: int, file: str = "rows") -> list[st
 
 def words_of(method: str, data: Stored) -> list[str]:
     """A method's words beside the schedule for the rows that it trains on."""
-    rows, file, own = len(data.rows), "rows", []
+    count, own = len(data.rows), []
     if method in FILTERED:
         scores = sorted((row.score or 0.0 for row in data.rows), reverse=True)
         threshold = scores[len(scores) // 4 - 1] or min(score for score in scores if score > 0)
-        rows = sum(score >= threshold for score in scores)
+        count = sum(score >= threshold for score in scores)
         own = [f"algorithm.filter_threshold={threshold!r}"]
-    if method in FROM_PAIRS:
-        rows, file = len(pairs(data.rows)), "pairs"
+    if method in PAIRED:
+        count = len(pairs(data.rows))
     start = [f"critic.model.path={data.critic}", "trainer.critic_warmup=0"]
-    return [*schedule(data.task, data.folder, rows, file), *start, *METHODS[method], *own]
+    return [*schedule(data.task, data.folder, count), *start, *METHODS[method], *own]
 
 
 class Scores:
