@@ -26,7 +26,7 @@ from rein.models.load import (
     stop_ids,
     trunk_of,
 )
-from rein.models.lora import add_lora
+from rein.models.lora import make_trainable
 from rein.models.packing import Packed, pack
 from rein.protocols import Reference, Tokenizer
 from rein.types import TokenRow
@@ -162,22 +162,17 @@ def load_actor(
     path = model_folder(path, where)
     tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code, where=where)
     model = load_causal_lm(path, dtype=dtype, trust_remote_code=trust_remote_code, where=where)
-    if lora_rank:
-        add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules, seed=seed)
-    if enable_gradient_checkpointing:
-        enable_checkpointing(model)
+    make_trainable(
+        model,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        target_modules=target_modules,
+        enable_gradient_checkpointing=enable_gradient_checkpointing,
+        seed=seed,
+    )
     actor = Actor(model, tokenizer, path)
     _check_packed(actor, where)
     return actor
-
-
-def enable_checkpointing(model: Any) -> None:
-    """Recompute each block in the backward pass.
-
-    Inputs carry a gradient, without which adapters on a frozen trunk would get none.
-    """
-    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    model.enable_input_require_grads()
 
 
 class _Probe:

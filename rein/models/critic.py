@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.models.actor import enable_checkpointing
 from rein.models.load import load_scalar_model, load_tokenizer, model_folder, save_folder, trunk_of
-from rein.models.lora import add_lora
+from rein.models.lora import make_trainable
 from rein.models.packing import pack
 from rein.protocols import Tokenizer
 from rein.types import TokenRow
@@ -58,10 +57,12 @@ def load_critic(
     """A critic from an LM folder (new head, at zero) or a reward model or critic folder (its head kept)."""
     path = model_folder(path, where)
     model = load_scalar_model(path, dtype=dtype, trust_remote_code=trust_remote_code, where=where)
-    if lora_rank:
-        add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules, seed=seed)
-        for parameter in model.score.parameters():
-            parameter.requires_grad_(True)
-    if enable_gradient_checkpointing:
-        enable_checkpointing(model)
+    make_trainable(
+        model,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        target_modules=target_modules,
+        enable_gradient_checkpointing=enable_gradient_checkpointing,
+        seed=seed,
+    )
     return Critic(model, load_tokenizer(path, trust_remote_code=trust_remote_code, where=where), path)

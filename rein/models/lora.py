@@ -18,6 +18,26 @@ from torch import Tensor, nn
 ADAPTER = "default"
 
 
+def make_trainable(
+    model: Any,
+    *,
+    lora_rank: int,  # 0: all weights are trained
+    lora_alpha: float,
+    target_modules: str | list[str],
+    enable_gradient_checkpointing: bool,
+    seed: int,
+) -> None:
+    """What every trained model is given once it is loaded: adapters, with its scalar head; checkpointing."""
+    if lora_rank:
+        add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules, seed=seed)
+        if hasattr(model, "score"):
+            model.score.requires_grad_(True)
+    if enable_gradient_checkpointing:
+        # Inputs carry a gradient, without which adapters on a frozen trunk would get none.
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
+
+
 def add_lora(
     model: nn.Module, *, rank: int, alpha: float, target_modules: str | list[str], seed: int
 ) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.models.actor import enable_checkpointing
 from rein.models.load import (
     load_scalar_model,
     load_tokenizer,
@@ -18,7 +17,7 @@ from rein.models.load import (
     stop_ids,
     trunk_of,
 )
-from rein.models.lora import add_lora
+from rein.models.lora import make_trainable
 from rein.models.packing import pack
 from rein.protocols import Tokenizer
 from rein.types import TokenRow
@@ -72,12 +71,14 @@ def load_reward_model(
     model = load_scalar_model(path, dtype=dtype, trust_remote_code=trust_remote_code, where=where)
     tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code, where=where)
     _part_pad_from_ends(model, tokenizer, stop_ids(path, tokenizer))
-    if lora_rank:
-        add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules, seed=seed)
-        for parameter in model.score.parameters():
-            parameter.requires_grad_(True)
-    if enable_gradient_checkpointing:
-        enable_checkpointing(model)
+    make_trainable(
+        model,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        target_modules=target_modules,
+        enable_gradient_checkpointing=enable_gradient_checkpointing,
+        seed=seed,
+    )
     return RewardModel(model, tokenizer, path)
 
 
