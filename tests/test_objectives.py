@@ -114,6 +114,25 @@ def metrics_of(learner: Learner, e: Experience) -> int:
     return len(found) - len(("actor/grad_norm", "actor/lr")) - ("actor/kl_coef" in found)
 
 
+def test_ranks_give_the_critic_the_same_gradients(tiny_lm: str) -> None:
+    learner, e = made(tiny_lm, [])
+    assert learner.critic is not None
+    moved(learner.critic.model, 2)
+
+    def critic_gradients(of: Learner, rows: Sequence[int]) -> list[Tensor]:
+        of.backward(Update("critic", tuple(rows), 0), e)
+        return gradients(of.critic.model)  # type: ignore[union-attr]
+
+    whole, ranks = critic_gradients(learner, range(N)), []
+    for own, others in (((0, 1), (2, 3, 4, 5)), ((2, 3, 4, 5), (0, 1))):
+        mask = e.response_mask[torch.tensor(others)]
+        rank = copy.copy(learner)
+        rank.mesh = Half([[float(mask.sum()), float(mask.any(1).sum())], [0.0] * 3])
+        ranks.append(critic_gradients(rank, own))
+    for one, first, second in zip(whole, *ranks, strict=True):
+        torch.testing.assert_close(one, first + second, **CLOSE)
+
+
 def test_every_loss_is_tried() -> None:
     tried = {some_recipe(words).actor.policy_loss.loss_mode for words in RECIPES.values()}
     assert tried == set(LOSSES) | set(PAIR_LOSSES)

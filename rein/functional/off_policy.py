@@ -67,18 +67,6 @@ def correct(
     return Corrected(weights, kept, _named(metrics))
 
 
-def token_weights(
-    old_log_probs: Tensor,  # [B, T]
-    behavior_log_probs: Tensor,  # [B, T]
-    mask: Tensor,  # [B, T]
-    *,
-    threshold: float,
-) -> Tensor:
-    """w_t = min(exp(clamp(old - behavior, +-20)), threshold) (truncated IS, Ionides 2008); 0 where masked."""
-    found = importance_weights(old_log_probs, behavior_log_probs, mask, level="token", threshold=threshold)
-    return found.applied
-
-
 @torch.no_grad()
 def diagnostics(
     old_log_probs: Tensor,  # [B, T]

@@ -17,7 +17,6 @@ from rein.functional.losses.ppo import ppo_clip
 from rein.functional.losses.table import LOSSES
 from rein.functional.losses.value import value_loss
 from rein.functional.masked import masked_mean, masked_var, whiten
-from rein.functional.off_policy import token_weights
 from rein.functional.rewards import subtract_kl
 from rein.functional.weights import importance_weights
 from rein.models.actor import load_actor
@@ -206,7 +205,7 @@ def test_the_actor_uses_each_row_s_temperature_and_the_critic_has_none(tiny_lm: 
 def test_the_weight_is_old_over_behavior_cut_and_detached(behavior: float, expected: float) -> None:
     old = torch.tensor([[-1.0]], requires_grad=True)
     one = torch.ones(1, 1, dtype=torch.bool)
-    found = token_weights(old, torch.tensor([[behavior]]), one, threshold=2.0)
+    found = importance_weights(old, torch.tensor([[behavior]]), one, level="token", threshold=2.0).applied
     assert found.item() == pytest.approx(expected, abs=5e-5)
     assert not found.requires_grad
 
@@ -230,7 +229,7 @@ def test_no_loss_lets_a_gradient_into_the_denominator_or_the_weights() -> None:
     mask = torch.ones(2, 3, dtype=torch.bool)
     for name in ("ppo_clip", "cispo", "topr", "gpg"):
         options = {word: CLIP[word] for word in LOSSES[name].options}
-        weights = token_weights(raw, behavior, mask, threshold=2.0)
+        weights = importance_weights(raw, behavior, mask, level="token", threshold=2.0).applied
         found = LOSSES[name].compute(log_probs, behavior.detach(), torch.ones(2, 3), weights, mask, **options)
         slopes = torch.autograd.grad(found.losses.sum(), leaves, allow_unused=True)
         assert slopes[0] is not None

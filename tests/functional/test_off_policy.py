@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from rein.functional.off_policy import diagnostics, token_weights
+from rein.functional.off_policy import diagnostics
+from rein.functional.weights import importance_weights
 
 ONE = torch.ones(1, 1, dtype=torch.bool)
 
@@ -29,14 +30,18 @@ def test_weights_have_no_lower_bound_and_never_overflow() -> None:
 
 def test_weights_are_detached() -> None:
     old = torch.tensor([[-1.0]], requires_grad=True)
-    assert not token_weights(old, torch.tensor([[-2.0]]), ONE, threshold=2.0).requires_grad
+    assert not importance_weights(
+        old, torch.tensor([[-2.0]]), ONE, level="token", threshold=2.0
+    ).applied.requires_grad
 
 
 def test_masked_tokens_weigh_nothing_whatever_stands_there() -> None:
     mask = torch.tensor([[True, False, False]])
     old = torch.tensor([[-1.0, -1.0, -1.0]])
     behavior = torch.tensor([[-1.0, math.nan, -math.inf]])
-    assert token_weights(old, behavior, mask, threshold=2.0).tolist() == [[1, 0, 0]]
+    assert importance_weights(old, behavior, mask, level="token", threshold=2.0).applied.tolist() == [
+        [1, 0, 0]
+    ]
     said = diagnostics(old, behavior, mask, threshold=2.0)
     assert said["rollout_corr/rollout_is_mean"] == 1
     assert said["rollout_corr/rollout_is_max"] == 1
