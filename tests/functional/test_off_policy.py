@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from rein.functional.off_policy import diagnostics
 from rein.functional.weights import importance_weights
@@ -11,9 +12,12 @@ from rein.functional.weights import importance_weights
 ONE = torch.ones(1, 1, dtype=torch.bool)
 
 
+def applied(old: Tensor, behavior: Tensor, mask: Tensor = ONE, threshold: float = 2.0) -> Tensor:
+    return importance_weights(old, behavior, mask, level="token", threshold=threshold).applied
+
+
 def weight(old: float, behavior: float, threshold: float = 2.0) -> float:
-    found = token_weights(torch.tensor([[old]]), torch.tensor([[behavior]]), ONE, threshold=threshold)
-    return found.item()
+    return applied(torch.tensor([[old]]), torch.tensor([[behavior]]), threshold=threshold).item()
 
 
 def test_the_weight_is_old_over_behavior_cut_at_the_threshold() -> None:
@@ -30,18 +34,14 @@ def test_weights_have_no_lower_bound_and_never_overflow() -> None:
 
 def test_weights_are_detached() -> None:
     old = torch.tensor([[-1.0]], requires_grad=True)
-    assert not importance_weights(
-        old, torch.tensor([[-2.0]]), ONE, level="token", threshold=2.0
-    ).applied.requires_grad
+    assert not applied(old, torch.tensor([[-2.0]])).requires_grad
 
 
 def test_masked_tokens_weigh_nothing_whatever_stands_there() -> None:
     mask = torch.tensor([[True, False, False]])
     old = torch.tensor([[-1.0, -1.0, -1.0]])
     behavior = torch.tensor([[-1.0, math.nan, -math.inf]])
-    assert importance_weights(old, behavior, mask, level="token", threshold=2.0).applied.tolist() == [
-        [1, 0, 0]
-    ]
+    assert applied(old, behavior, mask).tolist() == [[1, 0, 0]]
     said = diagnostics(old, behavior, mask, threshold=2.0)
     assert said["rollout_corr/rollout_is_mean"] == 1
     assert said["rollout_corr/rollout_is_max"] == 1
