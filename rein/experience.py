@@ -164,6 +164,8 @@ class ExperienceMaker:
             e.metrics["training/log_prob_diff_max"] = gap.max().item()
             if self.corrected:
                 self._correct(e, e.behavior_log_probs)
+            moved = off_policy_kl(e.old_log_probs, e.behavior_log_probs, e.behavior_log_probs)
+            e.metrics["kl/behavior"] = masked_mean(moved, e.response_mask).item()
         if e.ref_log_probs is not None and e.behavior_log_probs is not None:
             raw = off_policy_kl(e.old_log_probs, e.ref_log_probs, e.behavior_log_probs)
             e.metrics["kl/reference"] = masked_mean(raw, e.response_mask).item()
@@ -188,6 +190,8 @@ class ExperienceMaker:
         e.metrics |= found.metrics
 
     def _rewards(self, e: Experience, kl_coef: float) -> Tensor:
+        if any(row.score is None for row in e.rows):  # rows that are imitated need none
+            return torch.zeros_like(e.old_log_probs)
         scores, said = self.scores(e.rows)
         e.metrics |= said | mean_max_min("critic/score", scores.sum(1))
         e.metrics["critic/score/median"] = scores.sum(1).median().item()

@@ -189,7 +189,8 @@ def _hash_content(path: Path, size: int, mtime_ns: int) -> str:
     return f"sampled-{digest.hexdigest()}"
 
 
-def _fingerprint(recipe: Recipe, stage: str, hashes: Mapping[str, str]) -> str:
+def settings_read(recipe: Recipe, stage: str) -> dict[str, Any]:
+    """What a stage reads of a recipe, with places of files and models left out: their content counts."""
     settings = resolved(recipe)
     for key in PLACES:  # where inputs lie does not count, only what they hold: a run folder may be moved
         section, _, name = key.rpartition(".")
@@ -197,8 +198,11 @@ def _fingerprint(recipe: Recipe, stage: str, hashes: Mapping[str, str]) -> str:
         place[name] = len(place[name]) if isinstance(place[name], list) else bool(place[name])
     for section, keys in (_NO_EFFECT if stage == "train" else _ONLY_TRAIN).items():
         settings[section] = {key: value for key, value in settings[section].items() if key not in keys}
-    read_by_stage = {key: _at(settings, key) for key in (*READS.get(stage, ()), "seed", "runtime")}
-    work = [VERSION, __version__, stage, list(hashes.values()), read_by_stage]
+    return {key: _at(settings, key) for key in (*READS.get(stage, ()), "seed", "runtime")}
+
+
+def _fingerprint(recipe: Recipe, stage: str, hashes: Mapping[str, str]) -> str:
+    work = [VERSION, __version__, stage, list(hashes.values()), settings_read(recipe, stage)]
     return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
 
 

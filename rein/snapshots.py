@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rein.errors import CheckpointError
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ BYPASS = "algorithm.rollout_correction.preset=bypass_"
 REJECTING = "algorithm.rollout_correction.preset=decoupled_k3_rs_token_tis"
 RECIPES: dict[str, list[str]] = {
     **{
-        name: [f"actor.policy_loss.loss_mode={name}", "actor.policy_loss.dro_beta=0.1"]
+        name: [f"actor.policy_loss.loss_mode={name}", *["actor.policy_loss.dro_beta=0.1"] * (name == "dro")]
         for name in LOSSES
         if name != "nll"
     },

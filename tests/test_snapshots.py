@@ -174,7 +174,7 @@ def test_a_snapshot_of_another_version_is_named_as_such(tmp_path: Path) -> None:
     body = json.loads((saved / "state.json").read_text())
     body["version"] = 99
     (saved / "state.json").write_text(json.dumps(body))
-    with pytest.raises(CheckpointError, match="version 99 is not 1; use the release that wrote it"):
+    with pytest.raises(CheckpointError, match="version 99 is not 2; use the release that wrote it"):
         load(saved)
 
 

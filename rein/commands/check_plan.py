@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rein.config import paths
-from rein.config.methods import needs
+from rein.config.methods import needs, reads_scores
 from rein.config.recipe import Recipe
 from rein.data.fast_tokenizer import open_fast_tokenizer, read_json, stop_ids_of
-from rein.data.groups import select
+from rein.data.groups import refuse_lacking, select
 from rein.data.loader import Loaded, load_demonstrations, load_pairs, load_prompts, load_trajectories
 from rein.data.split import held_prompts, holdout, prompt_key
 from rein.data.tokenize import Encoder
@@ -36,6 +36,7 @@ class Plan:
     mean_tokens: float = 0.0
     longest: int = 0
     prompts: int = 0
+    trainable: int | None = None  # of rows that score reads: what the hold-out leaves; None: not counted
     work: str = ""  # what it does, in words
     tokens: float = 0.0  # that go through a model
     notes: tuple[str, ...] = ()
@@ -107,18 +108,21 @@ def _score(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
     if made is not None:
         return _worked(made, f"by {names}", made.tokens)
     loaded = load_trajectories(paths.score_files(recipe), encoder, recipe.data, scored=False)
-    plan = _counted("score", loaded, loaded.rows)
+    train, _ = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
+    plan = replace(_counted("score", loaded, loaded.rows), trainable=len(train))
     return _worked(plan, f"by {names}", len(loaded.rows) * plan.mean_tokens)
 
 
 def _train(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
     made = _made_rows(recipe, plans, "train")
     if made is not None:
-        rows = (made.used or 0) - held_prompts(made.prompts, recipe.data.holdout_fraction) * recipe.rollout.n
+        held = held_prompts(made.prompts, recipe.data.holdout_fraction) * recipe.rollout.n
+        rows = (made.used or 0) - held if made.trainable is None else made.trainable
         plan = replace(made, used=rows)
     else:
         files, paired = paths.train_files(recipe), "pairs" in needs(recipe)
-        loaded = load_trajectories(files, encoder, recipe.data, scored=True, ranked=paired)
+        loaded = load_trajectories(files, encoder, recipe.data, scored=reads_scores(recipe), ranked=paired)
+        refuse_lacking(recipe, files[0], loaded.rows)
         train, _ = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
         threshold, spread = recipe.algorithm.filter_threshold, recipe.algorithm.filter_groups.enable
         train, _ = select(train, files[0], threshold=threshold, spread=spread, paired=paired)
@@ -129,7 +133,7 @@ def _train(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
     if recipe.data.train_batch_size > rows and not (made and selects):
         raise ConfigError(
             f"data.train_batch_size {recipe.data.train_batch_size} is larger than the {rows} rows to train "
-            f"on; set it to {rows} or less"
+            f"on; set it to {rows} or less, or give more prompts (data.holdout_fraction holds back 64)"
         )
     work, passes, notes = _updates(recipe, rows)
     notes += _mixed(recipe, encoder)

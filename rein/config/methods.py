@@ -13,24 +13,28 @@ from rein.functional.presets import PRESETS
 
 LOSS, ESTIMATOR = "actor.policy_loss.loss_mode", "algorithm.adv_estimator"
 CORRECTION = "algorithm.rollout_correction"
-_PER_ROW = {"actor.loss_agg_mode": "seq-mean-token-mean"}
-_UNWEIGHTED = {f"{CORRECTION}.rollout_is": None}
-_IMITATION = {LOSS: "nll", ESTIMATOR: None, "actor.use_kl_loss": False, **_UNWEIGHTED}
+_IMITATION = {LOSS: "nll", ESTIMATOR: None, "actor.use_kl_loss": False}
 
 METHODS: Final[dict[str, Mapping[str, Any]]] = {
     "ppo": {},
     "grpo": {ESTIMATOR: "grpo"},
-    "topr": {LOSS: "topr", ESTIMATOR: "reinforce_plus_plus", **_UNWEIGHTED},
-    "awr": {LOSS: "awr", **_UNWEIGHTED},
-    "m2po": {LOSS: "m2po", **_UNWEIGHTED},
-    "sppo": {LOSS: "sppo", ESTIMATOR: "win_rate", "actor.use_kl_loss": False, **_UNWEIGHTED},
-    "dpo": {LOSS: "dpo", ESTIMATOR: None, "actor.use_kl_loss": False, **_UNWEIGHTED},
+    "topr": {LOSS: "topr", ESTIMATOR: "reinforce_plus_plus"},
+    "awr": {LOSS: "awr"},
+    "m2po": {LOSS: "m2po"},
+    "sppo": {LOSS: "sppo", ESTIMATOR: "win_rate", "actor.use_kl_loss": False},
+    "dpo": {LOSS: "dpo", ESTIMATOR: None, "actor.use_kl_loss": False},
     "bc": _IMITATION,
     "filtered_bc": {**_IMITATION, "algorithm.filter_threshold": 1.0},
 }
-LOSS_DEFAULTS: Final[dict[str, Mapping[str, Any]]] = dict.fromkeys(
-    ("gspo", "geo_mean", "sapo", "sppo"), _PER_ROW
-)
+_PER_ROW = {"actor.loss_agg_mode": "seq-mean-token-mean"}
+_UNWEIGHTED = {f"{CORRECTION}.rollout_is": None}
+# What a loss sets, however it was chosen: the aggregation it was made for, and no second weight.
+LOSS_DEFAULTS: Final[dict[str, Mapping[str, Any]]] = {
+    **dict.fromkeys(("gspo", "geo_mean", "sapo"), _PER_ROW),
+    **dict.fromkeys(("topr", "m2po", "awr", "nll", "dpo"), _UNWEIGHTED),
+    "sppo": {**_PER_ROW, **_UNWEIGHTED},
+}
+OWN_DENOMINATOR: Final = ("topr", "m2po", "dpo")  # weights of old / behavior on top would count them twice
 ONLY_PER_ROW: Final = ("geo_mean", "sppo")  # right in no other aggregation
 
 # What must be there: a critic, or in the data: behavior log-probs, several responses to a prompt
@@ -72,18 +76,16 @@ def beneath(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         layers.append((f"{CORRECTION}.preset {preset}", fields))
     if isinstance(method, str) and method in METHODS:
         layers.append((f"algorithm.method {method}", METHODS[method]))
+    loss = given.get(LOSS, METHODS.get(str(method), {}).get(LOSS))
+    if loss in LOSS_DEFAULTS:
+        layers.append((f"{LOSS} {loss}", LOSS_DEFAULTS[loss]))
     found: dict[str, Any] = {}
     notes = []
     for name, keys in layers:
         for key, value in keys.items():
-            if key in given and given[key] != value:
-                notes.append(f"{name} sets {key} {_word(value)}; {_word(given[key])} is given and holds")
-            elif key not in given:
-                found.setdefault(key, value)
-    loss = given.get(LOSS, found.get(LOSS))
-    for key, value in LOSS_DEFAULTS.get(str(loss), {}).items():
-        if key not in given:
-            found[key] = value
+            held = given.get(key, value) if key in given else found.setdefault(key, value)
+            if held != value:
+                notes.append(f"{name} sets {key} {_word(value)}; {_word(held)} is given and holds")
     return found, notes
 
 
@@ -103,6 +105,13 @@ def needs(recipe: Recipe) -> frozenset[str]:
     if recipe.actor.use_kl_loss or algorithm.use_kl_in_reward:
         found |= {"reference"}
     return found
+
+
+def reads_scores(recipe: Recipe) -> bool:
+    """Whether training looks at scores at all: imitating every row does not."""
+    algorithm = recipe.algorithm
+    filters = algorithm.filter_threshold is not None or algorithm.filter_groups.enable
+    return algorithm.adv_estimator is not None or filters or "pairs" in needs(recipe)
 
 
 def methods_for(has: frozenset[str]) -> list[str]:

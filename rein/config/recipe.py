@@ -54,7 +54,9 @@ class Optim(Section):
     lr: Annotated[float, Field(gt=0)] = 1e-6
     weight_decay: Rate = 0.01
     betas: tuple[Share, Share] = (0.9, 0.999)
-    lr_scheduler_type: Literal["constant", "cosine"] = "constant"
+    lr_scheduler_type: Literal["constant", "cosine", "wsd"] = (
+        "constant"  # wsd: constant, the last tenth cosine
+    )
     lr_warmup_steps: Annotated[int, Field(ge=-1)] = -1  # -1: lr_warmup_steps_ratio decides
     lr_warmup_steps_ratio: Share = 0.0
     min_lr_ratio: Share = 0.0

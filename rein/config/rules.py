@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rein.config.methods import ESTIMATOR, ONLY_PER_ROW, READ_NO_ADVANTAGES
+from rein.config.loss_rules import Broken, of_correction, of_loss
+from rein.config.methods import ONLY_PER_ROW
 from rein.config.recipe import Recipe
-from rein.functional.presets import rejection_bounds
 
 KL_LOSS_COEF = 0.05  # where no key gives one
 KL_IN_REWARD_COEF = 0.001  # verl's
@@ -24,13 +24,6 @@ _BEFORE = (  # what must come first where both are run
     ("train", ("evaluate", "export", "report")),
     ("evaluate", ("export", "report")),
 )
-
-
-class Broken(NamedTuple):
-    """A rule that a recipe breaks: the key to blame, what is wrong and what to do."""
-
-    key: str
-    message: str
 
 
 class KlCoefs(NamedTuple):
@@ -76,8 +69,8 @@ def broken(recipe: Recipe) -> list[Broken]:
     return [
         *_kl(recipe),
         *_controller(recipe),
-        *_loss(recipe),
-        *_correction(recipe),
+        *of_loss(recipe),
+        *of_correction(recipe),
         *_shaping(recipe),
         *_mixing(recipe),
         *_stages(recipe),
@@ -118,69 +111,12 @@ def _kl(recipe: Recipe) -> list[Broken]:
     return found
 
 
-def _loss(recipe: Recipe) -> list[Broken]:
-    actor, estimator = recipe.actor, recipe.algorithm.adv_estimator
-    loss, found = actor.policy_loss.loss_mode, list[Broken]()
-    if estimator is None and loss not in READ_NO_ADVANTAGES:
-        found.append(Broken(ESTIMATOR, f"null, but {loss} weighs tokens by advantages; write gae or another"))
-    if loss == "dro" and actor.policy_loss.dro_beta is None:
-        found.append(Broken("actor.policy_loss.dro_beta", "dro needs it; write a number above 0"))
-    if loss in ONLY_PER_ROW and actor.loss_agg_mode != "seq-mean-token-mean":
-        found.append(
-            Broken(
-                "actor.loss_agg_mode",
-                f"{actor.loss_agg_mode}, but {loss} gives one loss per response; write seq-mean-token-mean",
-            )
-        )
-    if loss == "dpo":
-        if actor.use_kl_loss or actor.entropy_coeff:
-            key = "actor.use_kl_loss" if actor.use_kl_loss else "actor.entropy_coeff"
-            found.append(Broken(key, "dpo holds to the reference by itself; write false or 0"))
-        if actor.ppo_mini_batch_size % 2 or recipe.data.train_batch_size % 2:
-            found.append(
-                Broken("actor.ppo_mini_batch_size", "dpo takes rows in pairs; write even batch sizes")
-            )
-        if not actor.use_dynamic_bsz:
-            found.append(
-                Broken("actor.use_dynamic_bsz", "dpo cuts micro-batches by tokens, whole pairs; write true")
-            )
-    return found
-
-
-def _correction(recipe: Recipe) -> list[Broken]:
-    algorithm, section = recipe.algorithm, "algorithm.rollout_correction"
-    correction, found = algorithm.rollout_correction, list[Broken]()
-    if correction.rollout_rs is not None:
-        try:
-            rejection_bounds(correction.rollout_rs, correction.rollout_rs_threshold)
-        except ValueError as error:
-            found.append(Broken(f"{section}.rollout_rs", f"{error}; correct it"))
-    elif correction.rollout_rs_threshold is not None:
-        found.append(Broken(f"{section}.rollout_rs_threshold", "needs rollout_rs; write the rules too"))
-    if correction.bypass_mode:
-        loss = recipe.actor.policy_loss.loss_mode
-        if loss not in ("ppo_clip", "vanilla"):
-            found.append(
-                Broken(
-                    f"{section}.bypass_mode", f"{loss} has a denominator of its own; write false, or ppo_clip"
-                )
-            )
-        if correction.rollout_is_batch_normalize:
-            found.append(
-                Broken(
-                    f"{section}.rollout_is_batch_normalize",
-                    "bypass mode makes weights anew in each micro-batch, without a batch mean; write false",
-                )
-            )
-    if algorithm.adv_estimator == "vtrace" and correction.rollout_is in ("sequence", "geometric"):
-        found.append(
-            Broken(f"{section}.rollout_is", "V-trace's own weights are of tokens; write token or auto")
-        )
-    return found
-
-
 def _controller(recipe: Recipe) -> list[Broken]:
     control, section = recipe.algorithm.kl_ctrl, "algorithm.kl_ctrl"
+    if control.type != "fixed" and not (recipe.actor.use_kl_loss or recipe.algorithm.use_kl_in_reward):
+        return [
+            Broken(f"{section}.type", f"{control.type}, but no KL is on; write fixed, or use_kl_loss=true")
+        ]
     if control.type != "schedule":
         given = [
             name for name, off in (("schedule", None), ("shape", "pieces")) if getattr(control, name) != off
@@ -202,6 +138,10 @@ def _controller(recipe: Recipe) -> list[Broken]:
 def _shaping(recipe: Recipe) -> list[Broken]:
     manager, limit = recipe.reward_manager, recipe.data.max_response_length
     length, found = manager.overlong_buffer.len, []
+    if length is not None and not manager.overlong_buffer.enable:
+        found.append(
+            Broken("reward_manager.overlong_buffer.len", "is not read without enable; write enable: true too")
+        )
     if manager.overlong_buffer.enable and (length is None or length > limit):
         said = "is missing" if length is None else f"{length} is more than data.max_response_length {limit}"
         found.append(
@@ -230,7 +170,9 @@ def _mixing(recipe: Recipe) -> list[Broken]:
         found.append(
             Broken("sft.files", "is missing; sft.share takes demonstrations from there, so give them")
         )
-    if mode != "token-mean":
+    if recipe.actor.policy_loss.loss_mode in ONLY_PER_ROW:
+        found.append(Broken("sft.share", "this loss counts responses, not tokens; write sft.share=0"))
+    elif mode != "token-mean":
         found.append(
             Broken(
                 "actor.loss_agg_mode",

@@ -27,6 +27,7 @@ def settle(entries: Entries, counts_prompts: Iterable[str]) -> list[str]:
         *_follow(entries),
         *_rows(entries, counts_prompts),
         *_micro_batches(entries),
+        *_score(entries),
     ]
 
 
@@ -100,6 +101,16 @@ def _rows(entries: Entries, counts_prompts: Iterable[str]) -> list[str]:
             entries[key] = replace(entry, value=rows, text=str(rows))
             notes.append(f"{entry.spelled} {entry.value} prompts x rollout.n {n} = {rows} rows")
     return notes
+
+
+def _score(entries: Entries) -> list[str]:
+    """A reward model that the recipe trains is what scores, unless another reward is named."""
+    stages = entries.get("stages")
+    made = stages is not None and isinstance(stages.value, list) and {"reward", "score"} <= set(stages.value)
+    if stages is None or not made or "score.reward" in entries:
+        return []
+    entries["score.reward"] = replace(stages, key="score.reward", value="model", text="model")
+    return ["score.reward is model: the reward stage makes one"]
 
 
 def _micro_batches(entries: Entries) -> list[str]:

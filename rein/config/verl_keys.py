@@ -60,7 +60,6 @@ EXPERIMENT = "trainer.experiment_name"
 FILTER = "data.filter_overlong_prompts"
 RESUME_MODE = "trainer.resume_mode"
 FOLLOWS = {
-    "critic.loss_agg_mode": "actor.loss_agg_mode",
     "critic.model.enable_gradient_checkpointing": "model.enable_gradient_checkpointing",
     "critic.model.lora_alpha": "model.lora_alpha",
     "critic.model.lora_rank": "model.lora_rank",
@@ -115,7 +114,8 @@ NOT_YET = {
     "rollout.calculate_log_probs": Off((True, None), "rollouts without log-probs"),
     "rollout.multi_turn.enable": Off(_NO, "rollouts of many turns"),
     "algorithm.use_pf_ppo": Off(_NO, "resampling by score"),
-    "critic.enable": Off((True, None), "training without a critic"),
+    "critic.loss_agg_mode": Off(("token-mean", None), "another aggregation of the value loss"),
+    "algorithm.bootstrap_truncated": Off(_NO, "bootstrapping rows that were cut off"),
     "data.prompt_key": Off(("prompt", None), "another prompt column (name the column `prompt`)"),
     "data.reward_fn_key": Off(("data_source", None), "another data-source column"),
     "data.train_max_samples": Off((-1, None), "training on part of a file"),
@@ -162,7 +162,7 @@ _SPEED = "log-probs are made under the token budget of actor.ppo_max_token_len_p
 UNUSED = {  # any value: accepted, because no result depends on it; the reason is printed
     "actor.entropy_from_logits_with_chunking": "the entropy is always made in chunks; results are the same",
     "ref.entropy_from_logits_with_chunking": "the entropy is always made in chunks; results are the same",
-    "actor.calculate_entropy": "the entropy is always logged",
+    "actor.calculate_entropy": "the probe always logs the entropy",
     "ref.log_prob_micro_batch_size": _SPEED,
     "ref.log_prob_micro_batch_size_per_gpu": _SPEED,
     "ref.log_prob_use_dynamic_bsz": _SPEED,
@@ -178,10 +178,11 @@ UNUSED = {  # any value: accepted, because no result depends on it; the reason i
     "data.filter_overlong_prompts_workers": "the loader uses one process",
     "data.dataloader_num_workers": "the loader uses one process",
     "data.gen_batch_size": "training generates nothing",
-    "data.val_batch_size": "validation decodes evaluate.batch_size rows together",
+    "data.val_batch_size": "validation decodes rollout.batch_size rows together",
     "trainer.balance_batch": "one process has nothing to balance",
     "algorithm.filter_groups.metric": "groups are told apart by their stored scores",
     "algorithm.filter_groups.max_num_gen_batches": "training generates nothing",
+    "critic.enable": "there is a critic where the estimator reads values",
     "trainer.project_name": "only trackers use a project's name, and the run's folder is `out`",
 }
 UNUSED |= {f"{section}.log": "the mean of each shaping term is always logged" for section in OVERLONG}

@@ -40,7 +40,8 @@ def epoch_batches(
     count = -(-len(rows) // size)
     if longest > len(rows) // count:
         raise ConfigError(
-            f"data.train_batch_size {size}: a prompt has {longest} rows, which must be in one batch; raise it"
+            f"data.train_batch_size {size}: a prompt has {longest} rows, which must lie in one "
+            f"of {count} batches of {len(rows)} rows; raise it"
         )
     batches: list[list[int]] = [[] for _ in range(count)]
     begin = 0

@@ -6,6 +6,8 @@ Reads groups and scores only; scores are constants of the file, so all of this i
 from collections.abc import Sequence
 from itertools import chain
 
+from rein.config.methods import DATA_NEEDS, methods_for, needs
+from rein.config.recipe import Recipe
 from rein.errors import DataError
 from rein.types import Trajectory
 
@@ -80,4 +82,41 @@ def select(
         both = pairs(kept)
         left_out["unpaired"] = len(kept) - len(both)
         kept = both
+        if not kept:
+            raise DataError(
+                f"{file}: no prompt has two responses that score differently, so there is no pair; choose "
+                "another algorithm.method, or score more responses"
+            )
     return kept, left_out
+
+
+def refuse_lacking(recipe: Recipe, file: str, rows: Sequence[Trajectory]) -> None:
+    """Raise DataError where the recipe asks for what the rows do not have, with the methods they serve."""
+    has = _has(rows)
+    lacking = [name for name in DATA_NEEDS if name in needs(recipe) - has]
+    if not lacking:
+        return
+    serves = f"choose what the rows can serve with algorithm.method={'|'.join(methods_for(has))}"
+    if "behavior" not in lacking:
+        raise DataError(f"{file}: this recipe needs {DATA_NEEDS[lacking[0]]}; store them, or {serves}")
+    if recipe.data.behavior == "unknown":
+        raise DataError(
+            f"{file}: this recipe needs behavior_log_probs, but data.behavior is unknown; {serves}"
+        )
+    without = sum(row.behavior_log_probs is None for row in rows)
+    raise DataError(
+        f"{file}: this recipe needs {DATA_NEEDS['behavior']} ({without} of {len(rows)} rows have none); "
+        f"store them, or {serves} and rollout_is=null or auto"
+    )
+
+
+def _has(rows: Sequence[Trajectory]) -> frozenset[str]:
+    """Which of DATA_NEEDS all rows meet (of groups and pairs: whether there are any)."""
+    groups = by_prompt(rows)
+    met = {
+        "behavior": all(row.behavior_log_probs is not None for row in rows),
+        "groups": any(len(group) > 1 for group in groups),
+        "baseline_score": all(row.baseline_score is not None for row in rows),
+        "pairs": any(len({rows[i].score for i in group}) > 1 for group in groups),
+    }
+    return frozenset(name for name, value in met.items() if value)

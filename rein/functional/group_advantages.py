@@ -125,14 +125,3 @@ def win_rate(
     wins = torch.sigmoid((g.scores.unsqueeze(1) - g.scores.unsqueeze(0)) / scale)
     rows = wins.where(same, 0).sum(1) / g.size - 0.5
     return _spread_out(rows, token_level_rewards, response_mask)
-
-
-@torch.no_grad()
-def rows_with_spread(
-    token_level_rewards: Tensor,  # [B, T]
-    response_mask: Tensor,  # [B, T]  bool
-    groups: Tensor,  # [B]  long
-) -> Tensor:
-    """Which rows have a group whose rewards differ, [B] bool: the others teach nothing (arXiv:2503.14476,
-    eq. 11)."""
-    return _grouped(token_level_rewards, response_mask, groups).std > 0

@@ -66,21 +66,3 @@ def _of_rows(values: Tensor, mask: Tensor, level: str) -> Tensor:
         return masked_mean(values, mask, 1)
     lowest = values.where(mask, -torch.inf).amax(1)
     return lowest.where(mask.any(1), 0)
-
-
-def rejection_mask(
-    old_log_probs: Tensor,  # [B, T]
-    behavior_log_probs: Tensor,  # [B, T]
-    mask: Tensor,  # [B, T]
-    *,
-    names: str,  # entries of presets.REJECTIONS, separated by commas
-    threshold: float | str | None,
-) -> Tensor:
-    """What all rules keep of the mask, [B, T] bool.
-
-    In the updates the denominators stay those of the whole mask, so a rejected token still counts there.
-    """
-    kept = mask.clone()
-    for rule in criteria(old_log_probs, behavior_log_probs, mask, names=names, threshold=threshold):
-        kept &= rule.kept
-    return kept

@@ -1,6 +1,6 @@
 """Scores in, token-level rewards out: normalising, clipping, penalties, placing on tokens, KL in reward.
 
-B rows by T right-padded positions; masks are True where a token counts. The order is fixed: normalise, clip,
+B rows by T right-padded positions; masks are True where a token counts. The order is fixed: normalize, clip,
 add the terms (missing end, overlong, length, repetition), place on tokens, subtract the KL. Placing never
 moves a row's total; the terms do, and say so. Knows nothing of models or files.
 """
@@ -23,7 +23,7 @@ def score_statistics(scores: Tensor) -> tuple[float, float]:
     return scores.mean().item(), scores.std(unbiased=False).item()
 
 
-def normalise(scores: Tensor, *, mean: float, std: float) -> Tensor:
+def normalize(scores: Tensor, *, mean: float, std: float) -> Tensor:
     """(s - mean) / std, [B]; scores without spread are only centred."""
     return (scores - mean) / _divisor(mean, std)
 
@@ -84,7 +84,7 @@ def shape_scores(
 ) -> Tensor:
     """Normalise, clip, then add the terms, [B]; each step only where it is asked for."""
     if statistics is not None:
-        scores = normalise(scores, mean=statistics[0], std=statistics[1])
+        scores = normalize(scores, mean=statistics[0], std=statistics[1])
     if clip_range is not None:
         scores = scores.clamp(*clip_range)
     for term in terms:

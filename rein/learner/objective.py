@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rein.config.recipe import Recipe
-from rein.functional.kl import kl_penalty
+from rein.functional.kl import kl_penalty, off_policy_kl
 from rein.functional.losses.aggregate import aggregate
 from rein.functional.losses.bypass import bypass
 from rein.functional.losses.m2po import m2po_mask
@@ -58,7 +58,7 @@ class PolicyObjective:
         self._kept: Tensor | None = None  # m2po: by row of the experience
 
     def prepare(self, e: Experience, rows: Tensor, parts: Sequence[Sequence[int]]) -> None:
-        """m2po's mask is made from the whole mini-batch."""
+        """m2po's mask is made from the whole mini-batch; over many ranks, from each rank's part of it."""
         if self.mode != "m2po":
             return
         assert e.behavior_log_probs is not None
@@ -93,14 +93,18 @@ class PolicyObjective:
         def mean(values: Tensor) -> float:
             return masked_sum(values.detach().double(), mask).item() / max(counts.tokens, 1)
 
-        found, metrics = self._policy_loss(e, index, log_probs, mask)
+        found, left = self._policy_loss(e, index, log_probs, mask)
         loss = policy = whole(found.losses)
-        metrics |= {
+        metrics = {
             "actor/pg_loss": policy.item(),
             "actor/pg_clipfrac": mean(found.clipped),
             "actor/pg_clipfrac_lower": mean(found.clipped_lower),
             "actor/ppo_kl": mean(stored(e.old_log_probs) - log_probs),
+            "actor/rejected": mean(mask & ~left),
         }
+        if e.behavior_log_probs is not None:
+            moved = off_policy_kl(log_probs.detach(), stored(e.old_log_probs), stored(e.behavior_log_probs))
+            metrics["kl/old"] = mean(moved)
         if actor.use_kl_loss and e.ref_log_probs is not None:
             kl = kl_penalty(log_probs, stored(e.ref_log_probs), actor.kl_loss_type, exact=exact)
             loss = loss + kl_coef * whole(kl)
@@ -122,8 +126,8 @@ class PolicyObjective:
 
     def _policy_loss(
         self, e: Experience, index: Tensor, log_probs: Tensor, mask: Tensor
-    ) -> tuple[PolicyLoss, Metrics]:
-        """Token losses over what rejection leaves of the mask."""
+    ) -> tuple[PolicyLoss, Tensor]:
+        """Token losses over what rejection leaves of the mask, and what it leaves."""
         width = log_probs.shape[1]
         correction = self.recipe.algorithm.rollout_correction
         advantages = e.advantages[index, :width].where(mask, 0)
@@ -139,21 +143,20 @@ class PolicyObjective:
         denominator = denominator if self.against == "behavior" else denominator[index, :width].where(mask, 0)
         weights = None if e.rollout_is_weights is None else e.rollout_is_weights[index, :width].where(mask, 0)
         left = mask if e.loss_mask is None else e.loss_mask[index, :width] & mask
-        threshold, metrics = self.recipe.actor.policy_loss.opsm_threshold, Metrics()
+        threshold = self.recipe.actor.policy_loss.opsm_threshold
         if threshold is not None and behavior is not None:
             left = opsm_mask(log_probs.detach(), behavior, advantages, left, threshold=threshold)
         options: dict[str, Any] = dict(self.options)
         if self._kept is not None:
             options["kept"] = self._kept[index, :width]
-        return LOSSES[self.mode].compute(
-            log_probs, denominator, advantages, weights, left, **options
-        ), metrics
+        found = LOSSES[self.mode].compute(log_probs, denominator, advantages, weights, left, **options)
+        return found, left
 
     def _bypass(
         self, log_probs: Tensor, behavior: Tensor, advantages: Tensor, mask: Tensor
-    ) -> tuple[PolicyLoss, Metrics]:
+    ) -> tuple[PolicyLoss, Tensor]:
         wanted = self.recipe.algorithm.rollout_correction
-        found, _ = bypass(
+        found, corrected = bypass(
             log_probs,
             behavior,
             advantages,
@@ -165,7 +168,7 @@ class PolicyObjective:
             rollout_rs_threshold=wanted.rollout_rs_threshold,
             **loss_options(self.recipe),
         )
-        return found, {}
+        return found, corrected.mask
 
 
 class ValueObjective:

@@ -60,6 +60,8 @@ def train(job: Job, interrupt: Interrupt, advance: Advance) -> None:
         job.validate_start()
     for experience in experiences(job):
         batch_metrics = experience.metrics
+        if cursor.batch == 0 and cursor.update == 0:
+            warn_of_strangers(job, batch_metrics)
         for update in learner.updates(len(experience.rows), cursor.batch)[cursor.update :]:
             metrics = learner.backward(update, experience) | batch_metrics
             batch_metrics = {}
@@ -79,6 +81,16 @@ def experiences(job: Job) -> Iterator[Experience]:
     while job.cursor.batch < job.batches:
         kept, job.kept_experience = job.kept_experience, None
         yield kept or job.maker.make(job.rows_of(job.cursor.batch), job.learner.kl_coef_in_reward)
+
+
+def warn_of_strangers(job: Job, metrics: Metrics) -> None:
+    """Say so where the stored log-probs are far from what the start policy gives the same tokens."""
+    mean = metrics.get("rollout_corr/raw_mean", 1.0)
+    if not 0.5 < mean < 2:
+        job.console.say(
+            f"warning: the start policy gives stored tokens {mean:.3g} times their stored probability on "
+            "average; was another model, template or temperature used to write them?"
+        )
 
 
 def act(job: Job, role: str, metrics: Metrics, experience: Experience | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -22,6 +23,7 @@ from rein.experience import ExperienceMaker, value_metrics
 from rein.experience import in_micro_batches as forward_rows
 from rein.guards.rules import NotFinite
 from rein.learner import Learner, mini_batch_size, optimizer_steps
+from rein.manifest import settings_read
 from rein.models.actor import Actor
 from rein.models.critic import Critic
 from rein.probe import Probe
@@ -29,7 +31,7 @@ from rein.protocols import Guard
 from rein.runtime.seeding import derive
 from rein.runtime.single import SingleMesh
 from rein.snapshots import RunState, Snapshots
-from rein.stages.train_rows import Rows
+from rein.stages.train_rows import Rows, content
 from rein.tracking.console import Console
 from rein.tracking.fanout import Fanout
 from rein.types import Experience, Metrics, Trajectory, Update
@@ -57,6 +59,7 @@ class Job:
         recipe: Recipe,
         console: Console,
         rows: Rows,
+        start: str,  # content hashes of what actor and critic start from
         actor: Actor,
         critic: Critic | None,
         maker: ExperienceMaker,
@@ -64,7 +67,7 @@ class Job:
         validator: Validator | None,
     ) -> None:
         self.recipe, self.console = recipe, console
-        self.rows, self.train_rows = rows, rows.train
+        self.rows, self.train_rows, self.start = rows, rows.train, start
         self.actor, self.critic = actor, critic
         self.maker, self.probe, self.validator = maker, probe, validator
         self.folder = paths.stage_dir(recipe, "train")
@@ -92,12 +95,14 @@ class Job:
             reference=maker.reference,
         )
         self.snapshots = Snapshots(self.folder / "snapshots")
-        self.before_apply: Sequence[Guard] = [NotFinite(recipe.guards.max_skips)]
+        self.not_finite = NotFinite(recipe.guards.max_skips)
+        self.before_apply: Sequence[Guard] = [self.not_finite]
         self.cursor = Cursor()
         self.kept_experience: Experience | None = None
         self.best: dict[str, float] = {}
         self.last: Metrics = {}
-        self.validated, self.skipped, self.saved_at = False, 0, -1
+        self.validated, self.skipped = False, 0
+        self.saved_at: Cursor | None = None
         self.tracker: Fanout | None = None
 
     # rows of a step
@@ -206,7 +211,7 @@ class Job:
 
     def save(self, experience: Experience | None) -> None:
         """Snapshot the whole run state; mid-batch with the batch's experience, which cannot be made again."""
-        if self.saved_at == self.cursor.number:
+        if self.saved_at == self.cursor:
             return
         tensors, learner = self.learner.state()
         mid = experience is not None and self.cursor.update > 0
@@ -223,22 +228,21 @@ class Job:
             "fit_steps": self.fit_steps,
             "skipped": self.skipped,
             "validated": self.validated,
-            "settings": self.settings(),
+            "settings": self.settings,
+            "skips": self.not_finite.skips,
+            "last": self.last,
             "finished": self.cursor.batch == self.batches,
         }
         self.snapshots.save(self.cursor.number, RunState(tensors, meta))
-        self.saved_at = self.cursor.number
+        self.saved_at = dataclasses.replace(self.cursor)
 
+    @functools.cached_property
     def settings(self) -> dict[str, str]:
         """What a resumed run must share with the one that was saved, as hashes."""
-        wanted = ("model", "data", "actor", "critic", "algorithm", "reward_manager", "trainer", "seed")
-        dumped = self.recipe.model_dump(mode="json")
-        dumped["trainer"] = {k: v for k, v in dumped["trainer"].items() if k not in ("logger", "save_freq")}
-        mix = [dumped["sft"]["share"], dumped["sft"]["coef"]]
-        text = json.dumps({key: dumped[key] for key in wanted} | {"mix": mix}, sort_keys=True)
+        text = json.dumps([self.start, settings_read(self.recipe, "train")], sort_keys=True)
         mixed = self.rows.demonstrations.mark() if self.rows.demonstrations else ""
-        rows = hashlib.sha256(("".join(f"{row.key}{row.score}" for row in self.train_rows) + mixed).encode())
-        return {"settings": hashlib.sha256(text.encode()).hexdigest(), "rows": rows.hexdigest()}
+        rows = content(self.train_rows) + mixed
+        return {"settings": hashlib.sha256(text.encode()).hexdigest(), "rows": rows}
 
     def restore(self, state: RunState) -> bool:
         """Go on from a snapshot of the same rows and settings, whole; False where a finished run had others.
@@ -246,7 +250,7 @@ class Job:
         Raises CheckpointError for an unfinished run with other rows or settings: its work is not thrown away.
         """
         meta = state.meta
-        for what, value in self.settings().items():
+        for what, value in self.settings.items():
             if meta["settings"][what] != value:
                 if meta["finished"]:
                     self.console.say(f"resume: the run finished here had other {what}; starting anew")
@@ -260,7 +264,8 @@ class Job:
         self.best, self.skipped = meta["best"], meta["skipped"]
         self._shorten_fit(meta["fit_steps"])
         self.validated = meta["validated"]
-        self.saved_at = self.cursor.number
+        self.not_finite.skips, self.last = meta["skips"], meta["last"]
+        self.saved_at = dataclasses.replace(self.cursor)
         if meta["mid_batch"]:
             found: dict[str, Any] = {
                 name: state.tensors[f"experience/{name}"]

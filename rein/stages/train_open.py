@@ -11,7 +11,7 @@ from typing import Any
 from rein.config import paths
 from rein.config.methods import needs
 from rein.config.recipe import Recipe
-from rein.config.rules import sums_over_vocabulary
+from rein.config.rules import kl_coefs, sums_over_vocabulary
 from rein.data.cache import ScoreCache
 from rein.data.loader import load_prompts
 from rein.data.tokenize import Encoder
@@ -19,7 +19,7 @@ from rein.engines.hf import HfEngine
 from rein.errors import CheckpointError
 from rein.experience import ExperienceMaker, reference_log_probs
 from rein.models.actor import Actor, load_actor
-from rein.models.critic import load_critic
+from rein.models.critic import Critic, load_critic
 from rein.models.load import weights_hash
 from rein.models.reference import Reference
 from rein.probe import PROBE_ROWS, Probe
@@ -56,6 +56,8 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     if "critic" in wanted:
         options = _model_options(recipe)
         critic = load_critic(paths.critic_start(recipe), seed=derive(recipe.seed, "critic"), **options)
+    if "reference" in wanted:
+        console.say(f"KL: {kl_coefs(recipe).note}")
     corrected = corrects(recipe, console, rows.train)
     references = _references(recipe, console, actor, rows.train[:16] if rehearsal else rows.train)
     maker = ExperienceMaker(
@@ -71,11 +73,16 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     probe_rows = sorted(rows.held_out, key=lambda row: row.key)[:PROBE_ROWS]
     probe = Probe(actor, probe_rows, budget)
     validator = None if rehearsal else _validator(recipe, console, actor, encoder, rows.held_out)
-    job = Job(recipe, console, rows, actor, critic, maker, probe, validator)
+    job = Job(recipe, console, rows, _content(actor, critic), actor, critic, maker, probe, validator)
     if not rehearsal:
         _resume(job)
         job.tracker = open_trackers(recipe.trainer.logger, folder, from_number=job.cursor.number)
     return job
+
+
+def _content(actor: Actor, critic: Critic | None) -> str:
+    """What actor and critic start from, by content: a resumed run must have begun from the same."""
+    return " ".join(weights_hash(Path(model.path)) for model in (actor, critic) if model is not None)
 
 
 def _model_options(recipe: Recipe) -> dict[str, Any]:

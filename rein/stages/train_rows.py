@@ -6,15 +6,17 @@ Part of stages/train.py.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from rein.config import paths
-from rein.config.methods import DATA_NEEDS, methods_for, needs
+from rein.config.methods import needs, reads_scores
 from rein.config.recipe import Recipe
 from rein.data.batches import over_budget_note
-from rein.data.groups import by_prompt, select
+from rein.data.groups import refuse_lacking, select
 from rein.data.loader import load_demonstrations, load_trajectories, write_rejects
 from rein.data.mixing import Mixing
 from rein.data.split import holdout, prompt_key
@@ -36,17 +38,31 @@ class Rows:
     demonstrations: Mixing | None = None  # beside the actor's updates
 
 
+def content(rows: Sequence[Trajectory]) -> str:
+    """A hash of all that training reads of the rows, in order."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(f"{row.key} {row.score} {row.baseline_score} {row.finish_reason} {row.group}".encode())
+        for array in (row.response_mask, row.token_level_scores, row.behavior_log_probs):
+            digest.update(b"-" if array is None else array.tobytes())
+    return digest.hexdigest()
+
+
 def load_rows(recipe: Recipe, console: Console, encoder: Encoder, folder: Path | None) -> Rows:
     files = paths.train_files(recipe)
-    loaded = load_trajectories(files, encoder, recipe.data, scored=True, ranked="pairs" in needs(recipe))
+    loaded = load_trajectories(
+        files, encoder, recipe.data, scored=reads_scores(recipe), ranked="pairs" in needs(recipe)
+    )
     for note in loaded.notes:
         console.say(f"data: {note}")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         write_rejects(folder / "rejects.jsonl", loaded.rejects)
+    if folder is None and "pairs" in needs(recipe):  # a rehearsal's few rows need not score differently
+        loaded.rows = [row.with_score(float(i % 2)) for i, row in enumerate(loaded.rows)]
     train, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
     counts = {"in": loaded.total, "rejected": len(loaded.rejects), "held_out": len(held_out)}
-    _serves(recipe, files[0], loaded.rows)
+    refuse_lacking(recipe, files[0], loaded.rows)
     train, left_out = select(
         train,
         files[0],
@@ -56,6 +72,25 @@ def load_rows(recipe: Recipe, console: Console, encoder: Encoder, folder: Path |
     )
     counts |= left_out
     counts["trained"] = len(train)
+    _warn(recipe, console, train)
+    said = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+    console.say(f"rows: {said}")
+    if folder is not None and recipe.data.train_batch_size > len(train):
+        raise ConfigError(
+            f"data.train_batch_size {recipe.data.train_batch_size} is larger than the {len(train)} rows "
+            f"to train on ({said}); set it to {len(train)} or less, or give "
+            "more prompts (at least 64 are held out: data.holdout_fraction)"
+        )
+    return Rows(train, held_out, counts)
+
+
+def _warn(recipe: Recipe, console: Console, train: list[Trajectory]) -> None:
+    """Say what is odd about the rows to train on."""
+    if reads_scores(recipe) and len({row.score for row in train}) == 1:
+        console.say(
+            f"warning: all {len(train)} rows to train on score {train[0].score:g}, so none is better than "
+            "another; does the reward fit these responses?"
+        )
     if recipe.actor.use_dynamic_bsz:
         lengths = [len(row.prompt_ids) + len(row.response_ids) for row in train]
         budget = recipe.actor.ppo_max_token_len_per_gpu
@@ -63,14 +98,6 @@ def load_rows(recipe: Recipe, console: Console, encoder: Encoder, folder: Path |
             [row.where for row in train], lengths, budget, "actor.ppo_max_token_len_per_gpu"
         ):
             console.say(f"warning: {note}")
-    said = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
-    console.say(f"rows: {said}")
-    if folder is not None and recipe.data.train_batch_size > len(train):
-        raise ConfigError(
-            f"data.train_batch_size {recipe.data.train_batch_size} is larger than the {len(train)} rows "
-            f"to train on ({said}); set it to {len(train)} or less"
-        )
-    return Rows(train, held_out, counts)
 
 
 def load_mixing(
@@ -96,33 +123,6 @@ def load_mixing(
         f"{len(loaded.rows) - len(rows)} of held-out prompts, {len(rows)} mixed in"
     )
     return Mixing(rows, sft.share, seed=derive(recipe.seed, "demonstrations"), shuffle=recipe.data.shuffle)
-
-
-def _has(rows: list[Trajectory]) -> frozenset[str]:
-    """Which of DATA_NEEDS all rows meet (of groups and pairs: whether there are any)."""
-    groups = by_prompt(rows)
-    met = {
-        "behavior": all(row.behavior_log_probs is not None for row in rows),
-        "groups": any(len(group) > 1 for group in groups),
-        "baseline_score": all(row.baseline_score is not None for row in rows),
-        "pairs": any(len({rows[i].score for i in group}) > 1 for group in groups),
-    }
-    return frozenset(name for name, value in met.items() if value)
-
-
-def _serves(recipe: Recipe, file: str, rows: list[Trajectory]) -> None:
-    """Raise DataError where the recipe asks for what the rows do not have, with the methods they serve."""
-    has = _has(rows)
-    lacking = [name for name in DATA_NEEDS if name in needs(recipe) - has]
-    if lacking:
-        partly = ""
-        if "behavior" in lacking:
-            without = sum(row.behavior_log_probs is None for row in rows)
-            partly = f" ({without} of {len(rows)} rows have none)"
-        raise DataError(
-            f"{file}: this recipe needs {DATA_NEEDS[lacking[0]]}{partly}; store them, or choose what the "
-            f"rows can serve with algorithm.method={'|'.join(methods_for(has))} and rollout_is=null or auto"
-        )
 
 
 def corrects(recipe: Recipe, console: Console, rows: list[Trajectory]) -> bool:

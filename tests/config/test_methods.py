@@ -104,7 +104,7 @@ def test_the_methods_that_data_can_serve() -> None:
         ("actor.policy_loss.loss_mode=dro", "dro needs it"),
         ("algorithm.method=sppo actor.loss_agg_mode=token-mean", "write seq-mean-token-mean"),
         ("algorithm.method=dpo actor.use_kl_loss=true", "dpo holds to the reference by itself"),
-        ("algorithm.method=dpo actor.ppo_mini_batch_size=5", "even batch sizes"),
+        ("algorithm.method=dpo actor.ppo_mini_batch_size=5", "write an even size"),
         ("algorithm.rollout_correction.rollout_rs=seq_mean_k4", "unknown; known"),
         ("algorithm.rollout_correction.rollout_rs_threshold=2", "needs rollout_rs"),
         ("algorithm.rollout_correction.bypass_mode=true actor.policy_loss.loss_mode=gspo", "denominator"),

@@ -53,7 +53,8 @@ _REJECT = {"k1": "0.5_2.0", "k2": "0.5", "k3": "0.5"}
 _CHOSEN = ("nll", *READ_NO_ADVANTAGES)
 CASES = [
     *of("algorithm.method={}", METHODS),
-    *of("actor.policy_loss.loss_mode={} actor.policy_loss.dro_beta=0.1", set(LOSSES) - set(_CHOSEN)),
+    *of("actor.policy_loss.loss_mode={}", sorted(set(LOSSES) - {"dro", "sppo", *_CHOSEN})),
+    Case(["actor.policy_loss.loss_mode=dro", "actor.policy_loss.dro_beta=0.1"]),
     *of("algorithm.adv_estimator={}", ESTIMATORS),
     *of("actor.kl_loss_type={} algorithm.insist=true", (*KINDS, *EXACT_KINDS)),
     *of(

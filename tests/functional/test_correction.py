@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from rein.functional.off_policy import correct
 from rein.functional.presets import (
@@ -15,7 +14,6 @@ from rein.functional.presets import (
     rejection_bounds,
     weight_bounds,
 )
-from rein.functional.rejection import rejection_mask
 from rein.functional.weights import importance_weights
 
 T, F = True, False
@@ -73,8 +71,8 @@ def test_weights_that_are_all_zero_stay_zero_and_their_effective_sample_is_0() -
 
 
 def kept(names: str, threshold: float | str) -> list[list[bool]]:
-    found: Tensor = rejection_mask(RATIOS.log(), ZEROS, MASK, names=names, threshold=threshold)
-    return found.tolist()
+    found = correct(RATIOS.log(), ZEROS, MASK, rollout_rs=names, rollout_rs_threshold=threshold)
+    return found.mask.tolist()
 
 
 ALL_OF_0, ALL_OF_1, NONE = [T, T, F], [T, T, T], [F, F, F]

@@ -22,7 +22,6 @@ from rein.functional.group_advantages import (
     opo,
     reinforce_plus_plus_baseline,
     rloo,
-    rows_with_spread,
     win_rate,
 )
 from rein.functional.masked import whiten
@@ -175,7 +174,6 @@ def test_equal_rewards_teach_nothing_even_once_they_are_spread_over_tokens(name:
     assert len(set(rewards.sum(1).tolist())) > 1
     found, _ = ESTIMATORS[name](rewards, mask, torch.zeros(7, dtype=torch.long))
     assert (found == 0).all()
-    assert not rows_with_spread(rewards, mask, torch.zeros(7, dtype=torch.long)).any()
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -183,12 +181,6 @@ def test_which_numbers_the_groups_have_does_not_matter(name: str) -> None:
     found, _ = ESTIMATORS[name](REWARDS, MASK, GROUPS)
     renamed, _ = ESTIMATORS[name](REWARDS, MASK, GROUPS * -1000 + 3)
     assert torch.equal(found, renamed)
-
-
-def test_groups_without_spread_are_found() -> None:
-    scores = torch.tensor([1.0, 1.0, 0.0, 1.0, 2.0]).unsqueeze(1)
-    found = rows_with_spread(scores, torch.ones(5, 1, dtype=torch.bool), torch.tensor([0, 0, 1, 1, 2]))
-    assert found.tolist() == [F, F, T, T, F]
 
 
 def test_seven_equal_scores_and_an_outlier_by_hand() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rein.functional.losses.aggregate import MODES, aggregate
-from rein.functional.losses.imitation import negative_log_likelihood, rows_at_least
+from rein.functional.losses.imitation import negative_log_likelihood
 from rein.functional.losses.ppo import PolicyLoss, ppo_clip
 from rein.functional.losses.value import value_loss
 
@@ -145,10 +145,9 @@ def test_an_unknown_aggregation_is_named() -> None:
         aggregate(LOSSES, MASK, "mean")
 
 
-def test_imitation_raises_the_likelihood_of_the_rows_that_score_well() -> None:
+def test_imitation_raises_the_likelihood_of_the_rows_that_count() -> None:
     log_probs = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], requires_grad=True)
-    both = torch.ones(2, 2, dtype=torch.bool)
-    mask = rows_at_least(torch.tensor([1.0, 0.5]), both, threshold=1.0)
+    mask = torch.tensor([[True, True], [False, False]])
     loss = aggregate(negative_log_likelihood(log_probs), mask, "token-mean")
     loss.backward()
     assert loss.item() == 1.5

@@ -10,7 +10,7 @@ from rein.functional.rewards import (
     keep_places,
     length_cost,
     missing_end,
-    normalise,
+    normalize,
     overlong,
     repetition_cost,
     score_statistics,
@@ -67,11 +67,11 @@ def test_stored_places_are_kept_and_only_the_last_counted_token_takes_the_rest()
     ]  # 3 / 2, less 1 / 2 at the end
 
 
-def test_scores_are_normalised_by_the_whole_dataset() -> None:
+def test_scores_are_normalized_by_the_whole_dataset() -> None:
     statistics = score_statistics(torch.tensor([0.0, 0.0, 4.0, 4.0]))
     assert statistics == (2, 2)
-    assert normalise(torch.tensor([4.0, 2.0]), mean=2, std=2).tolist() == [1, 0]
-    assert normalise(torch.tensor([0.95, 0.95]), mean=0.95, std=1e-9).abs().max() < 1e-6
+    assert normalize(torch.tensor([4.0, 2.0]), mean=2, std=2).tolist() == [1, 0]
+    assert normalize(torch.tensor([0.95, 0.95]), mean=0.95, std=1e-9).abs().max() < 1e-6
     assert score_statistics(torch.zeros(0)) == (0, 1)
 
 
@@ -96,7 +96,7 @@ def test_length_and_repetition_cost() -> None:
     assert repetition_cost(ids, mask, penalty=2.0, n=2).tolist() == [-1, 0, 0]
 
 
-def test_the_order_is_normalise_clip_terms() -> None:
+def test_the_order_is_normalize_clip_terms() -> None:
     """(9 - 1) / 2 = 4, cut to 2, minus a penalty that no clip sees."""
     found = shape_scores(
         torch.tensor([9.0, 1.0]),

@@ -133,7 +133,7 @@ def test_other_demonstrations_are_another_run(tiny_lm: str, tmp_path: Path) -> N
         open_job(mixed_recipe(tiny_lm, tmp_path, "run", **sft), Console(quiet=True), rehearsal=True)
         for sft in ({}, {"share": 0.5}, {"coef": 1.0}, {"share": 0.0, "coef": 1.0}, {"batch_size": 3})
     ]
-    settings = [job.settings() for job in jobs]
+    settings = [job.settings for job in jobs]
     assert settings[4] == settings[0]  # what the stage alone reads
     assert all(other["settings"] != settings[0]["settings"] for other in settings[1:4])
     assert settings[3]["rows"] != settings[0]["rows"]

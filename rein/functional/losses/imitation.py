@@ -11,16 +11,6 @@ def negative_log_likelihood(log_probs: Tensor) -> Tensor:
     return -log_probs
 
 
-def rows_at_least(
-    scores: Tensor,  # [B]
-    mask: Tensor,  # [B, T]
-    *,
-    threshold: float,
-) -> Tensor:
-    """The mask of filtered behavior cloning: only rows whose score reaches the threshold count, [B, T]."""
-    return mask & (scores >= threshold).unsqueeze(1)
-
-
 def imitate(
     log_probs: Tensor,  # [B, T]
     old_log_probs: Tensor,  # [B, T]  only logged
@@ -28,7 +18,7 @@ def imitate(
     weights: Tensor | None,  # [B, T]
     mask: Tensor,  # [B, T]
 ) -> PolicyLoss:
-    """-w log pi of every row: behavior cloning, and with the mask of `rows_at_least` its filtered form."""
+    """-w log pi of every row: behavior cloning; its filtered form is given the good rows alone."""
     log_probs, old_log_probs = counted(mask, log_probs, old_log_probs)
     losses = negative_log_likelihood(log_probs)
     return result(weighted(losses, weights, mask), log_probs - old_log_probs)
