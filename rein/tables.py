@@ -37,7 +37,7 @@ def load_object(spec: str, where: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{where}: cannot import {module_name!r} ({error}); check the name and PYTHONPATH"
         ) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rein.config.methods import ESTIMATOR, ONLY_PER_ROW, OWN_DENOMINATOR, READ_NO_ADVANTAGES
-from rein.config.recipe import Recipe
+from rein.config.recipe import Recipe, RewardManager
 from rein.functional.presets import rejection_bounds
 
 _READ_BY = {  # keys that one loss alone reads
@@ -59,6 +59,10 @@ def of_loss(recipe: Recipe) -> list[Broken]:
                 f"{loss} reads no reward; write actor.use_kl_loss=true, or false",
             )
         )
+    if estimator is None and recipe.reward_manager != RewardManager():
+        found.append(Broken("reward_manager", f"{loss} reads no shaped reward; remove these keys"))
+    if loss == "dpo" and estimator is not None:
+        found.append(Broken(ESTIMATOR, f"{estimator}, but dpo reads no advantages; write null"))
     if loss == "dpo":
         if actor.use_kl_loss or actor.entropy_coeff:
             key = "actor.use_kl_loss" if actor.use_kl_loss else "actor.entropy_coeff"
@@ -98,6 +102,10 @@ def of_correction(recipe: Recipe) -> list[Broken]:
     if algorithm.adv_estimator == "vtrace" and correction.rollout_is is None and not correction.bypass_mode:
         found.append(
             Broken(ESTIMATOR, "vtrace leaves the last weight to the loss; write rollout_is=auto or token")
+        )
+    if correction.loss_type != "ppo_clip" and not correction.bypass_mode:
+        found.append(
+            Broken(f"{section}.loss_type", "is read in bypass mode only; write bypass_mode=true too")
         )
     if correction.bypass_mode:
         if recipe.actor.policy_loss.opsm_threshold is not None:

@@ -71,7 +71,7 @@ def beneath(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The keys that method, preset and loss set beneath the `given` ones; notes of what overrides them."""
     method, preset = given.get("algorithm.method", "ppo"), given.get(f"{CORRECTION}.preset")
     layers: list[tuple[str, Mapping[str, Any]]] = []
-    if preset in PRESETS:
+    if isinstance(preset, str) and preset in PRESETS:
         fields = {f"{CORRECTION}.{name}": value for name, value in asdict(PRESETS[preset]).items()}
         layers.append((f"{CORRECTION}.preset {preset}", fields))
     if isinstance(method, str) and method in METHODS:

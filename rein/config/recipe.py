@@ -37,7 +37,7 @@ def _rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return points
 
 
-Files = Annotated[list[str], BeforeValidator(_as_list)]
+Files = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list)]
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -119,6 +119,8 @@ def label(value: Any, name: str) -> str:
     """A short name: text, or a whole number as text; absent is empty."""
     if value is None:
         return ""
+    if isinstance(value, float) and value != value:  # how pandas writes that nothing is there
+        return ""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     return text(value, name)

@@ -53,6 +53,12 @@ def usable_log_probs(log_probs: Floats, response_mask: Mask, name: str) -> Float
     return np.where(np.isfinite(log_probs), log_probs, 0.0).astype(np.float32)
 
 
+def finite_in_float32(value: float, name: str) -> None:
+    """What the tensors of training can hold."""
+    if not abs(value) <= np.finfo(np.float32).max:
+        raise BadRow(f"{name} not finite", f"{name} is {value:g}")
+
+
 def usable_score(score: float | None, token_level_scores: Floats | None, *, scored: bool) -> None:
     """Finite, there when it is needed, and the sum of its parts."""
     if token_level_scores is not None and not np.isfinite(token_level_scores).all():
@@ -62,8 +68,7 @@ def usable_score(score: float | None, token_level_scores: Floats | None, *, scor
         if scored:
             raise BadRow("no score", "score is null")
         return
-    if not np.isfinite(score):
-        raise BadRow("score not finite", f"score is {score:g}")
+    finite_in_float32(score, "score")
     if token_level_scores is not None:
         total = float(token_level_scores.sum(dtype=np.float64))
         if abs(total - score) > SUM_TOLERANCE * max(1.0, abs(score)):

@@ -6,6 +6,8 @@ Reads groups and scores only; scores are constants of the file, so all of this i
 from collections.abc import Sequence
 from itertools import chain
 
+import numpy as np
+
 from rein.config.methods import DATA_NEEDS, methods_for, needs
 from rein.config.recipe import Recipe
 from rein.errors import DataError
@@ -40,14 +42,15 @@ def pairs(rows: Sequence[Trajectory]) -> list[Trajectory]:
     """Better and worse responses to a prompt, one after the other: rows 2i and 2i + 1 are a pair.
 
     Of n responses the floor(n / 2) best meet as many of the worst, in order; a row is in one pair at most,
-    and responses that score the same make none.
+    and responses that score the same, or are the same, make none.
     """
     found: list[Trajectory] = []
     for group in by_prompt(rows):
         ranked = sorted((rows[i] for i in group), key=lambda row: -(row.score or 0.0))
         half = len(ranked) // 2
         for better, worse in zip(ranked[:half], ranked[len(ranked) - half :], strict=True):
-            if better.score != worse.score:
+            same = np.array_equal(better.response_ids, worse.response_ids)
+            if better.score != worse.score and not same:
                 found += [better, worse]
     return found
 

@@ -75,6 +75,10 @@ def read_both(where: str, row: Row, reading: Reading, *, ranked: bool = False) -
                 extra_info=extra,
             )
         )
+    unusable = next((item for item in found if isinstance(item, Reject)), None)
+    if ranked and unusable is not None:  # one side alone says nothing of which is better
+        said, kind = f"its pair cannot be used ({unusable.reason})", unusable.kind
+        return [item if isinstance(item, Reject) else Reject(item.where, said, kind) for item in found]
     return found
 
 

@@ -18,6 +18,8 @@ from rein.types import Floats, Ids, Mask, Message, Trajectory
 FINISHED = frozenset({"stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "function_call"})
 CUT_OFF = frozenset({"length", "max_tokens", "max_length", "max_new_tokens"})
 
+COLDEST, HOTTEST = 0.01, 100.0  # temperatures outside leave no log-prob that means anything
+
 NO_TEMPERATURE = "temperature is not stored: 1.0 is assumed"
 GREEDY = "temperature is 0: 1.0 is used and the stored log-probs are left out, behavior unknown"
 LOOSE_LOG_PROBS = (
@@ -149,8 +151,8 @@ def _scores(row: Row, ids: Ids, *, scored: bool) -> tuple[float | None, Floats |
 
 def _baseline(row: Row) -> float | None:
     stored = cells.number(row.get(schemas.BASELINE_SCORE), schemas.BASELINE_SCORE)
-    if stored is not None and not math.isfinite(stored):
-        raise BadRow("baseline not finite", f"{schemas.BASELINE_SCORE} is {stored:g}")
+    if stored is not None:
+        filters.finite_in_float32(stored, schemas.BASELINE_SCORE)
     return stored
 
 
@@ -160,8 +162,8 @@ def _temperature(row: Row, reading: Reading) -> tuple[float, bool]:
     if stored is None:
         reading.noticed[NO_TEMPERATURE] += 1
         return 1.0, False
-    if not math.isfinite(stored) or stored < 0:
-        raise BadRow("temperature", f"temperature is {stored:g}")
+    if not (stored == 0 or COLDEST <= stored <= HOTTEST):
+        raise BadRow("temperature", f"temperature is {stored:g}, not 0 or in [{COLDEST:g}, {HOTTEST:g}]")
     return (stored, False) if stored > 0 else (1.0, True)
 
 

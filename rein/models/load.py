@@ -27,7 +27,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rein.errors import CheckpointError, ConfigError
+from rein.errors import CheckpointError, ConfigError, GuardStop
 from rein.models import attention
 from rein.models.lora import fused_state_dict, has_lora
 from rein.protocols import Tokenizer
@@ -247,6 +247,7 @@ def save_folder(
     """A plain Hugging Face folder, adapters fused in; complete or absent (written beside, then renamed)."""
     draft = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
     state = fused_state_dict(model) if has_lora(model) else model.state_dict()
+    refuse_not_finite(state, target)
     tied_before = getattr(model.config, "tie_word_embeddings", False)
     tied = tied_before and not _head_grew_apart(model, state)
     if tied:
@@ -273,6 +274,16 @@ def save_folder(
         model.config.tie_word_embeddings = tied_before
         model.config.use_cache = False
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def refuse_not_finite(state: dict[str, Tensor], target: Path) -> None:
+    """Raise GuardStop where a weight is nan or infinite: such a model is never a result."""
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise GuardStop(
+                f"{target}: {name} is not finite, so the model is not written; lower the learning rate and "
+                "train again"
+            )
 
 
 def _head_grew_apart(model: Any, state: dict[str, Tensor]) -> bool:

@@ -1,8 +1,10 @@
 """Several rewards as one: the weighted sum of the parts. One part alone is a mix of one."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rein.errors import ConfigError
 from rein.protocols import Reward
 from rein.types import Metrics, Trajectory
 
@@ -35,7 +37,15 @@ class Mix:
         """The weighted sum of what the parts said."""
         columns = [by_part[part.name] for part in self.parts]
         weights = [part.weight for part in self.parts]
-        return [_sum(weights, row) for row in zip(*columns, strict=True)]
+        totals = [_sum(weights, row) for row in zip(*columns, strict=True)]
+        for row, total in enumerate(totals):
+            if total is not None and not math.isfinite(total):
+                parts = zip(self.parts, columns, strict=True)
+                said = ", ".join(f"{part.name} {part.weight:g} x {column[row]}" for part, column in parts)
+                raise ConfigError(
+                    f"score.reward: row {row + 1} scores {total} ({said}); correct weights and options"
+                )
+        return totals
 
 
 def _sum(weights: Sequence[float], scores: Sequence[float | None]) -> float | None:

@@ -41,7 +41,7 @@ def user_reward(name: str, function: Callable[..., Any], options: Mapping[str, A
                 extra_info=dict(row.extra_info),
                 **options,
             )
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserCodeError(
                 f"reward {name}: raised {type(error).__name__} ({error}) for {row.where}; mend the function"
             ) from error

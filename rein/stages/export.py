@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from rein.config import paths
 from rein.config.recipe import Recipe
-from rein.errors import CheckpointError
+from rein.errors import CheckpointError, ConfigError
 from rein.models.actor import load_actor
 from rein.models.load import replace_folder, weights_hash
 from rein.tracking.console import Console
@@ -28,6 +28,8 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Export export.path, else train's best, to export.to."""
     source = recipe.export.path or paths.trained_actor(recipe)
     target = Path(recipe.export.to) if recipe.export.to else paths.stage_dir(recipe, "export") / "model"
+    if recipe.export.to:
+        _refuse_taken(target)
     actor = load_actor(source, dtype=recipe.model.dtype, where="export.path")
     draft = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
     try:
@@ -47,6 +49,17 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         "reload_difference": difference,
         "sha256": weights_hash(target),
     }
+
+
+def _refuse_taken(target: Path) -> None:
+    """Raise ConfigError for a target that holds anything but an earlier export: it would be lost."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not (target / "config.json").is_file() or any(path.is_dir() for path in target.iterdir()):
+        raise ConfigError(
+            f"export.to: {target} holds other things than a model, which would be lost; give a new "
+            "or empty folder"
+        )
 
 
 @torch.no_grad()

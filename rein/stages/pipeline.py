@@ -136,7 +136,10 @@ def preflight(recipe: Recipe, stages: Sequence[str]) -> None:
     for index, stage in enumerate(stages):
         build([spec for spec in _rewards(recipe, stage) if not uses_model([spec])], scorer=None)
         for name in stage_inputs(recipe, stage):
-            if stage == "report" or Path(name).expanduser().exists():
+            if stage == "report":
+                continue
+            if Path(name).expanduser().exists():
+                _refuse_unfinished(recipe, stage, name, stages[:index])
                 continue
             maker = made_by(recipe, name)
             if maker is None and name in data_files:
@@ -145,6 +148,17 @@ def preflight(recipe: Recipe, stages: Sequence[str]) -> None:
                 raise ConfigError(f"{stage}: path {name} does not exist; correct the path")
             elif maker is not None and maker not in stages[:index]:
                 raise ConfigError(f"{stage}: {name} is not there; run `rein {maker}` with this recipe first")
+
+
+def _refuse_unfinished(recipe: Recipe, stage: str, name: str, earlier: Sequence[str]) -> None:
+    """A killed train leaves a `best` that nothing stands behind: it is no result unless it is asked for."""
+    asked = {"evaluate": recipe.evaluate.after, "export": recipe.export.path}.get(stage)
+    own = asked is None and name == paths.trained_actor(recipe) and "train" not in earlier
+    if own and manifest.read(paths.stage_dir(recipe, "train")) is None:
+        key = {"evaluate": "evaluate.after", "export": "export.path"}[stage]
+        raise ConfigError(
+            f"{stage}: train has not finished in {recipe.out}; run `rein train` again, or say {key}={name}"
+        )
 
 
 def _refuse_unwritable(out: Path) -> None:

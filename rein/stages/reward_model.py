@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from rein.data.split import holdout
 from rein.data.tokenize import Encoder
 from rein.errors import ConfigError
 from rein.functional.preferences import bradley_terry_loss, pair_statistics
-from rein.models.load import load_tokenizer, stop_ids
+from rein.models.load import load_tokenizer, stop_ids, weights_hash
 from rein.models.reward_model import RewardModel, load_reward_model
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
@@ -72,7 +73,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         total=total,
         save_freq=reward.save_freq,
         settings={
-            "model": recipe.model.model_dump(),
+            "model": recipe.model.model_dump(exclude={"path"}) | {"start": weights_hash(Path(model.path))},
             "reward": reward.model_dump(exclude={"save_freq"}),
             "seed": recipe.seed,
             "rows": rows_mark([row.prompt_ids.tobytes() + row.chosen_ids.tobytes() for row in rows]),

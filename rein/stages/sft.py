@@ -6,6 +6,7 @@ Writes sft/model, sft/metrics.jsonl and manifest.json.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from rein.experience import padded
 from rein.functional.losses.aggregate import aggregate
 from rein.functional.losses.imitation import negative_log_likelihood
 from rein.models.actor import Actor, load_actor
+from rein.models.load import weights_hash
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
 from rein.stages.supervised import LOSS_KEY, descend, forget, ones, rows_mark
@@ -60,7 +62,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         total=total,
         save_freq=sft.save_freq,
         settings={
-            "model": recipe.model.model_dump(),
+            "model": recipe.model.model_dump(exclude={"path"}) | {"start": weights_hash(Path(actor.path))},
             "sft": sft.model_dump(exclude={"save_freq", "share", "coef"}),
             "seed": recipe.seed,
             "rows": rows_mark([row.prompt_ids.tobytes() + row.response_ids.tobytes() for row in rows]),

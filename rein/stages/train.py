@@ -98,6 +98,7 @@ def act(job: Job, role: str, metrics: Metrics, experience: Experience | None) ->
     verdict = decide(job.before_apply, metrics)
     if verdict.action is Action.CONTINUE:
         job.learner.apply(role)
+        job.applied[role] = job.applied.get(role, 0) + 1
         return
     job.skipped += 1
     metrics["guard/skipped"] = job.skipped

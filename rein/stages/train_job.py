@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,37 +16,26 @@ from rein.config.methods import needs
 from rein.config.recipe import Recipe
 from rein.data.batches import epoch_batches, epoch_order
 from rein.data.groups import units
-from rein.errors import CheckpointError
+from rein.errors import GuardStop
 from rein.experience import ExperienceMaker, value_metrics
 from rein.experience import in_micro_batches as forward_rows
 from rein.guards.rules import NotFinite
 from rein.learner import Learner, mini_batch_size, optimizer_steps
-from rein.manifest import settings_read
 from rein.models.actor import Actor
 from rein.models.critic import Critic
 from rein.probe import Probe
 from rein.protocols import Guard
 from rein.runtime.seeding import derive
 from rein.runtime.single import SingleMesh
-from rein.snapshots import RunState, Snapshots
-from rein.stages.train_rows import Rows, content
+from rein.snapshots import Snapshots
+from rein.stages.train_rows import Rows
+from rein.stages.train_state import Cursor, run_state, settings
 from rein.tracking.console import Console
 from rein.tracking.fanout import Fanout
 from rein.types import Experience, Metrics, Trajectory, Update
 from rein.validator import Validator
 
-EXPERIENCE_TENSORS = [f.name for f in dataclasses.fields(Experience) if f.name not in ("rows", "metrics")]
 HELD_OUT_VALUE_ROWS = 256
-
-
-@dataclasses.dataclass(slots=True)
-class Cursor:
-    """How far the run is: critic-fit updates, batches, updates of this batch, updates in all."""
-
-    fitted: int = 0
-    batch: int = 0
-    update: int = 0
-    number: int = 0
 
 
 class Job:
@@ -102,6 +89,7 @@ class Job:
         self.best: dict[str, float] = {}
         self.last: Metrics = {}
         self.validated, self.skipped = False, 0
+        self.applied: dict[str, int] = {}  # updates by role
         self.saved_at: Cursor | None = None
         self.tracker: Fanout | None = None
 
@@ -139,9 +127,9 @@ class Job:
 
     def end_fit(self) -> None:
         """The critic explains enough: what is left of the fit is taken out of every count."""
-        self._shorten_fit(self.cursor.fitted)
+        self.shorten_fit(self.cursor.fitted)
 
-    def _shorten_fit(self, steps: int) -> None:
+    def shorten_fit(self, steps: int) -> None:
         left = self.fit_steps - steps
         if left:
             self.fit_steps -= left
@@ -209,77 +197,31 @@ class Job:
         if last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
             self.save(None)
 
-    def save(self, experience: Experience | None) -> None:
-        """Snapshot the whole run state; mid-batch with the batch's experience, which cannot be made again."""
-        if self.saved_at == self.cursor:
-            return
-        tensors, learner = self.learner.state()
-        mid = experience is not None and self.cursor.update > 0
-        if mid:
-            for name in EXPERIENCE_TENSORS:
-                tensor = getattr(experience, name)
-                if tensor is not None:
-                    tensors[f"experience/{name}"] = tensor
-        meta = {
-            "learner": learner,
-            "cursor": dataclasses.asdict(self.cursor),
-            "mid_batch": mid,
-            "best": self.best,
-            "fit_steps": self.fit_steps,
-            "skipped": self.skipped,
-            "validated": self.validated,
-            "settings": self.settings,
-            "skips": self.not_finite.skips,
-            "last": self.last,
-            "finished": self.cursor.batch == self.batches,
-        }
-        self.snapshots.save(self.cursor.number, RunState(tensors, meta))
-        self.saved_at = dataclasses.replace(self.cursor)
-
     @functools.cached_property
     def settings(self) -> dict[str, str]:
-        """What a resumed run must share with the one that was saved, as hashes."""
-        text = json.dumps([self.start, settings_read(self.recipe, "train")], sort_keys=True)
-        mixed = self.rows.demonstrations.mark() if self.rows.demonstrations else ""
-        rows = content(self.train_rows) + mixed
-        return {"settings": hashlib.sha256(text.encode()).hexdigest(), "rows": rows}
+        """What a resumed run must share with the one that was saved: made once, for it reads every row."""
+        return settings(self)
 
-    def restore(self, state: RunState) -> bool:
-        """Go on from a snapshot of the same rows and settings, whole; False where a finished run had others.
-
-        Raises CheckpointError for an unfinished run with other rows or settings: its work is not thrown away.
-        """
-        meta = state.meta
-        for what, value in self.settings.items():
-            if meta["settings"][what] != value:
-                if meta["finished"]:
-                    self.console.say(f"resume: the run finished here had other {what}; starting anew")
-                    return False
-                raise CheckpointError(
-                    f"{self.snapshots.folder}: an unfinished run with other {what}; use the same recipe and "
-                    "data, another out=, or start anew with resume=never"
-                )
-        self.learner.restore(state.tensors, meta["learner"])
-        self.cursor = Cursor(**meta["cursor"])
-        self.best, self.skipped = meta["best"], meta["skipped"]
-        self._shorten_fit(meta["fit_steps"])
-        self.validated = meta["validated"]
-        self.not_finite.skips, self.last = meta["skips"], meta["last"]
-        self.saved_at = dataclasses.replace(self.cursor)
-        if meta["mid_batch"]:
-            found: dict[str, Any] = {
-                name: state.tensors[f"experience/{name}"]
-                for name in EXPERIENCE_TENSORS
-                if f"experience/{name}" in state.tensors
-            }
-            self.kept_experience = Experience(rows=self.rows_of(self.cursor.batch), **found)
-        return True
+    def save(self, experience: Experience | None) -> None:
+        """Snapshot the whole run state, unless this very state is saved already."""
+        if self.saved_at != self.cursor:
+            self.snapshots.save(self.cursor.number, run_state(self, experience))
+            self.saved_at = dataclasses.replace(self.cursor)
 
     def finish(self, seconds: float) -> dict[str, Any]:
-        """Write last, critic, and best where nothing could be validated; the facts for the manifest."""
-        self.actor.save(self.folder / "last")
+        """Write last, critic, and best where nothing could be validated; the facts for the manifest.
+
+        Raises GuardStop where every update of a role was skipped: what would be written is the start.
+        """
+        for role in self.learner.optimizers:
+            if not self.applied.get(role):
+                raise GuardStop(
+                    f"train: all updates of the {role} were skipped, none was finite; check scores and "
+                    "learning rates"
+                )
         if self.critic is not None:
             self.critic.save(self.folder / "critic")
+        self.actor.save(self.folder / "last")
         if not self.best:
             self.actor.save(self.folder / "best")
         shown = (

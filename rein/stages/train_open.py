@@ -29,6 +29,7 @@ from rein.scorer import open_scorer
 from rein.snapshots import load
 from rein.stages.train_job import Job
 from rein.stages.train_rows import corrects, load_mixing, load_rows, score_statistics_of
+from rein.stages.train_state import restore
 from rein.tracking.console import Console
 from rein.tracking.fanout import open_trackers
 from rein.types import Prompt, Trajectory
@@ -161,7 +162,7 @@ def _resume(job: Job) -> None:
         job.snapshots.clear()
         return
     if wanted != "auto":
-        if not job.restore(load(Path(wanted))):
+        if not restore(job, load(Path(wanted))):
             raise CheckpointError(
                 f"resume: {wanted} was made with other rows or settings; use the recipe that made it"
             )
@@ -172,7 +173,7 @@ def _resume(job: Job) -> None:
             job.console.say(f"resume: {line} passed over")
         if state is None:
             return
-        if not job.restore(state):
+        if not restore(job, state):
             job.snapshots.clear()
             return
     job.console.say(f"resume: from update {job.cursor.number} of {job.total_updates}")

@@ -52,3 +52,8 @@ def test_what_is_left_out_is_counted() -> None:
         select(MIXED, "f", threshold=2, spread=False, paired=False)
     with pytest.raises(DataError, match="every prompt's responses score the same"):
         select(rows(("a", 1), ("a", 1)), "f", threshold=None, spread=True, paired=False)
+
+
+def test_the_same_response_makes_no_pair() -> None:
+    one = rows(("a", 1), ("a", 0))
+    assert pairs([one[0], dataclasses.replace(one[0], score=0.0)]) == []

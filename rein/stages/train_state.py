@@ -1,0 +1,97 @@
+"""What a training run brings back after a stop: taken from a job, held against it, put back whole.
+
+Part of stages/train.py. snapshots.py writes and verifies it, knowing none of its parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from rein.errors import CheckpointError
+from rein.manifest import settings_read
+from rein.snapshots import RunState
+from rein.stages.train_rows import content
+from rein.types import Experience
+
+if TYPE_CHECKING:
+    from rein.stages.train_job import Job
+
+EXPERIENCE_TENSORS = [f.name for f in dataclasses.fields(Experience) if f.name not in ("rows", "metrics")]
+
+
+@dataclasses.dataclass(slots=True)
+class Cursor:
+    """How far the run is: critic-fit updates, batches, updates of this batch, updates in all."""
+
+    fitted: int = 0
+    batch: int = 0
+    update: int = 0
+    number: int = 0
+
+
+def run_state(job: Job, experience: Experience | None) -> RunState:
+    """The whole run state; mid-batch with the batch's experience, which cannot be made again."""
+    tensors, learner = job.learner.state()
+    mid = experience is not None and job.cursor.update > 0
+    if mid:
+        for name in EXPERIENCE_TENSORS:
+            tensor = getattr(experience, name)
+            if tensor is not None:
+                tensors[f"experience/{name}"] = tensor
+    meta = {
+        "learner": learner,
+        "cursor": dataclasses.asdict(job.cursor),
+        "mid_batch": mid,
+        "best": job.best,
+        "fit_steps": job.fit_steps,
+        "skipped": job.skipped,
+        "validated": job.validated,
+        "settings": job.settings,
+        "skips": job.not_finite.skips,
+        "applied": job.applied,
+        "last": job.last,
+        "finished": job.cursor.batch == job.batches,
+    }
+    return RunState(tensors, meta)
+
+
+def settings(job: Job) -> dict[str, str]:
+    """What a resumed run must share with the one that was saved, as hashes."""
+    text = json.dumps([job.start, settings_read(job.recipe, "train")], sort_keys=True)
+    mixed = job.rows.demonstrations.mark() if job.rows.demonstrations else ""
+    rows = content(job.train_rows) + mixed
+    return {"settings": hashlib.sha256(text.encode()).hexdigest(), "rows": rows}
+
+
+def restore(job: Job, state: RunState) -> bool:
+    """Go on from a snapshot of the same rows and settings, whole; False where a finished run had others.
+
+    Raises CheckpointError for an unfinished run with other rows or settings: its work is not thrown away.
+    """
+    meta = state.meta
+    for what, value in job.settings.items():
+        if meta["settings"][what] != value:
+            if meta["finished"]:
+                job.console.say(f"resume: the run finished here had other {what}; starting anew")
+                return False
+            raise CheckpointError(
+                f"{job.snapshots.folder}: an unfinished run with other {what}; use the same recipe and "
+                "data, another out=, or start anew with resume=never"
+            )
+    job.learner.restore(state.tensors, meta["learner"])
+    job.cursor = Cursor(**meta["cursor"])
+    job.best, job.skipped, job.validated = meta["best"], meta["skipped"], meta["validated"]
+    job.shorten_fit(meta["fit_steps"])
+    job.not_finite.skips, job.last, job.applied = meta["skips"], meta["last"], meta["applied"]
+    job.saved_at = dataclasses.replace(job.cursor)
+    if meta["mid_batch"]:
+        found: dict[str, Any] = {
+            name: state.tensors[f"experience/{name}"]
+            for name in EXPERIENCE_TENSORS
+            if f"experience/{name}" in state.tensors
+        }
+        job.kept_experience = Experience(rows=job.rows_of(job.cursor.batch), **found)
+    return True
