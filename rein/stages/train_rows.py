@@ -81,6 +81,12 @@ def load_rows(recipe: Recipe, console: Console, encoder: Encoder, folder: Path |
             f"to train on ({said}); set it to {len(train)} or less, or give "
             "more prompts (at least 64 are held out: data.holdout_fraction)"
         )
+    control = recipe.algorithm.kl_ctrl.type
+    if folder is not None and control in ("adaptive", "moving_average") and not held_out:
+        raise DataError(
+            f"{files[0]}: algorithm.kl_ctrl.type {control} reads a probe of held-out rows, and none is held "
+            "out; give more prompts, raise data.holdout_fraction, or write fixed"
+        )
     return Rows(train, held_out, counts)
 
 
