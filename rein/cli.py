@@ -58,6 +58,7 @@ exit codes: 0 done, 2 usage or recipe, 3 data, 4 stopped or paused by a guard, 5
 6 snapshot or disk, 7 engine, 8 your function raised, 9 out of memory, 130/143 interrupted (state saved)
 """
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
+_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -112,6 +113,11 @@ def exit_code(error: BaseException) -> tuple[int, str]:
         return 9, f"out of memory: {message or 'no detail'}; lower ppo_max_token_len_per_gpu or batch_size"
     if isinstance(error, OSError) and error.errno in _DISK:
         return 6, f"{error.filename or 'disk'}: {error.strerror}; free space, or write elsewhere with out=DIR"
+    if isinstance(error, OSError) and error.errno in _PATH:
+        return (
+            6,
+            f"{error.filename or 'path'}: {error.strerror}; check the path, or write elsewhere with out=DIR",
+        )
     return 1, f"unexpected {type(error).__name__}: {message}; run again with --debug to see where"
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rein.errors import CheckpointError
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class Snapshots:
             body["tensors_sha256"] = _sha256(draft / "tensors.safetensors")
             body["sha256"] = _body_hash(body)
             (draft / "state.json").write_text(json.dumps(body), encoding="utf-8")
+            shutil.copymode(draft / "state.json", draft / "tensors.safetensors")
             for path in (*draft.iterdir(), draft):
                 _fsync(path)
             if target.exists():
@@ -78,7 +79,9 @@ class Snapshots:
             except CheckpointError as error:
                 passed_over.append(str(error))
         if passed_over:
-            raise CheckpointError(f"{passed_over[0]} No whole snapshot is left; start anew with resume=never")
+            raise CheckpointError(
+                f"{passed_over[0]}. No whole snapshot is left; start anew with resume=never"
+            )
         return None, passed_over
 
     def drop_after(self, number: int) -> None:
@@ -105,24 +108,27 @@ class Snapshots:
 
 
 def load(folder: Path) -> RunState:
-    """Read and verify one snapshot. Raises CheckpointError naming the file that is missing or damaged."""
+    """Read and verify one snapshot.
+
+    Raises CheckpointError that names what is missing or damaged; the caller says what to do instead.
+    """
     state_file, tensor_file = folder / "state.json", folder / "tensors.safetensors"
     try:
         body = json.loads(state_file.read_text(encoding="utf-8"))
         if body["version"] != VERSION:
             raise CheckpointError(
-                f"{state_file}: version {body['version']} is not {VERSION}; use the release that wrote it"
+                f"{state_file}: version {body['version']} is not {VERSION} (another release wrote it)"
             )
         claimed = body.pop("sha256")
         if claimed != _body_hash(body):
-            raise CheckpointError(f"{state_file}: damaged (checksum differs);")
+            raise CheckpointError(f"{state_file}: damaged (checksum differs)")
         if body["tensors_sha256"] != _sha256(tensor_file):
-            raise CheckpointError(f"{tensor_file}: damaged (checksum differs);")
+            raise CheckpointError(f"{tensor_file}: damaged (checksum differs)")
         return RunState(load_file(tensor_file), body["meta"])
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{folder}: not a whole snapshot ({error!r});") from error
+        raise CheckpointError(f"{folder}: not a whole snapshot ({error!r})") from error
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

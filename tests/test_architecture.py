@@ -19,6 +19,8 @@ LAYERS: dict[str, int] = {
     "protocols": 2,
     "config": 2,
     "tables": 2,
+    "drafts": 2,
+    "model_files": 2,
     **dict.fromkeys(("data", "models", "engines", "rewards", "guards", "tracking", "report", "runtime"), 3),
     **dict.fromkeys(("experience", "learner", "validator", "remedies", "snapshots", "manifest"), 4),
     **dict.fromkeys(("probe", "scorer"), 4),

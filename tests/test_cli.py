@@ -150,6 +150,9 @@ class OutOfMemoryError(RuntimeError):
         (KeyboardInterrupt(), 130),
         (OSError(errno.ENOSPC, "No space left on device", "/d/f"), 6),
         (OSError(errno.EACCES, "Permission denied", "/d/f"), 6),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "/d/f"), 6),
+        (OSError(errno.ENOENT, "No such file or directory", "/proc/nope"), 6),
+        (OSError(errno.ENOTDIR, "Not a directory", "/d/f/g"), 6),
         (MemoryError(), 9),
         (OutOfMemoryError("CUDA"), 9),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried"), 9),
@@ -172,6 +175,11 @@ def test_an_unexpected_error_says_how_to_see_more() -> None:
 def test_a_full_disk_says_where_and_what_to_do() -> None:
     _, message = cli.exit_code(OSError(errno.ENOSPC, "No space left on device", "/d/f"))
     assert message == "/d/f: No space left on device; free space, or write elsewhere with out=DIR"
+
+
+def test_a_place_that_cannot_be_says_where_and_what_to_do() -> None:
+    _, message = cli.exit_code(OSError(errno.ENOENT, "No such file or directory", "/proc/nope"))
+    assert message == "/proc/nope: No such file or directory; check the path, or write elsewhere with out=DIR"
 
 
 def test_every_error_of_ours_has_a_documented_code() -> None:

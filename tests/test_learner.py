@@ -311,7 +311,7 @@ def test_12_rows_in_batches_of_4_mini_batches_of_2_and_2_epochs_are_12_steps_tha
         actor={"ppo_mini_batch_size": 2, "ppo_epochs": 2, "optim": schedule},
         critic={"optim": schedule},
     )
-    assert optimizer_steps(some, role, [4, 4, 4]) == 12
+    assert optimizer_steps(some, role, {4: 3}) == 12
     actor, critic = models(tiny_lm)
     learner, rates = learner_of(some, actor, critic, steps=12), []
     for batch in range(3):
@@ -332,7 +332,7 @@ def test_a_short_last_mini_batch_is_a_step_and_roles_are_counted_apart() -> None
         actor={"ppo_mini_batch_size": 50, "ppo_epochs": 2},
         critic={"ppo_mini_batch_size": 128, "ppo_epochs": 1},
     )
-    sizes = [128] * 7 + [104]
+    sizes = {128: 7, 104: 1}
     assert optimizer_steps(some, "actor", sizes) == 8 * 3 * 2
     assert optimizer_steps(some, "critic", sizes) == 8
 

@@ -58,6 +58,11 @@ def test_nothing_in_a_snapshot_is_a_pickle(tmp_path: Path) -> None:
     assert json.loads((saved / "state.json").read_text())["meta"]["cursor"] == {"batch": 1}
 
 
+def test_whoever_may_read_the_state_may_read_the_tensors(tmp_path: Path) -> None:
+    modes = {path.stat().st_mode for path in Snapshots(tmp_path).save(1, state(1)).iterdir()}
+    assert len(modes) == 1
+
+
 def test_the_two_newest_by_number_stay_and_other_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "step-best").mkdir(parents=True)
     (tmp_path / "notes").mkdir()
@@ -140,6 +145,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "a cut state": lambda f: cut(f / "state.json", 50),
     "a state that is a list": lambda f: (f / "state.json").write_text("[1, 2]"),
     "a state that is no text": lambda f: (f / "state.json").write_bytes(b"\xff\xfe\x00"),
+    "a state nested too deeply": lambda f: (f / "state.json").write_text("[" * 100_000),
     "no state": lambda f: (f / "state.json").unlink(),
     "an empty folder": lambda f: [file.unlink() for file in f.iterdir()] and None,
 }
@@ -174,7 +180,7 @@ def test_a_snapshot_of_another_version_is_named_as_such(tmp_path: Path) -> None:
     body = json.loads((saved / "state.json").read_text())
     body["version"] = 99
     (saved / "state.json").write_text(json.dumps(body))
-    with pytest.raises(CheckpointError, match="version 99 is not 2; use the release that wrote it"):
+    with pytest.raises(CheckpointError, match="version 99 is not 3"):
         load(saved)
 
 

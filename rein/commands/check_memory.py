@@ -16,7 +16,7 @@ from rein.config import paths
 from rein.config.methods import needs
 from rein.config.recipe import Recipe
 from rein.config.rules import sums_over_vocabulary
-from rein.data.fast_tokenizer import read_json
+from rein.model_files import read_json
 from rein.rewards import uses_model
 from rein.stages import pipeline
 

@@ -14,12 +14,13 @@ from typing import Any
 from rein.config import paths
 from rein.config.methods import needs, reads_scores
 from rein.config.recipe import Recipe
-from rein.data.fast_tokenizer import open_fast_tokenizer, read_json, stop_ids_of
+from rein.data.fast_tokenizer import open_fast_tokenizer
 from rein.data.groups import refuse_lacking, select
 from rein.data.loader import Loaded, load_demonstrations, load_pairs, load_prompts, load_trajectories
 from rein.data.split import held_prompts, holdout, prompt_key
 from rein.data.tokenize import Encoder
 from rein.errors import ConfigError
+from rein.model_files import read_json, stop_ids_of
 from rein.protocols import Tokenizer
 from rein.runtime.seeding import derive
 

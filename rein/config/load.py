@@ -115,7 +115,7 @@ def _methods(entries: Entries) -> list[str]:
 def _find(source: str | Path) -> Path:
     """The file itself, else the packaged recipe of that name."""
     path = Path(source)
-    if path.exists():
+    if os.path.exists(path):  # False for a name that no file can have, too
         return path
     known = sorted(file.stem for file in PACKAGED.glob("*.yaml"))
     if path.parent == Path() and path.name.removesuffix(".yaml") in known:
@@ -212,9 +212,9 @@ def _complaint(key: str, error: dict[str, Any]) -> str:
         "list": "a list, such as [a, b]",
         "tuple": "a list, such as [0.9, 0.99]",
         "model": "a name, or a mapping with name, weight and options",
-        "greater_than": f"above {context.get('gt', 0):g}",
-        "greater_than_equal": f"at least {context.get('ge', 0):g}",
-        "less_than_equal": f"at most {context.get('le', 0):g}",
+        "greater_than": f"above {context.get('gt', 0):.10g}",
+        "greater_than_equal": f"at least {context.get('ge', 0):.10g}",
+        "less_than_equal": f"at most {context.get('le', 0):.10g}",
         "too_short": f"a list of at least {context.get('min_length')}",
         "too_long": f"a list of at most {context.get('max_length')}",
     }

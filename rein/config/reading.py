@@ -17,7 +17,10 @@ import yaml
 from rein.errors import ConfigError
 
 COMMAND_LINE = "command line"
-MAX_DEPTH = 16
+MAX_DEPTH = 16  # of sections
+DEEPEST_VALUE = 64
+# What PyYAML's constructors raise beside their own error: `!!bool maybe` a KeyError, `!!timestamp x` another.
+_NOT_PLAIN = (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 IsLeaf = Callable[[str], bool]
 
 
@@ -135,9 +138,10 @@ def _compose(text: str, where: str) -> tuple[yaml.Node | None, _Loader]:
     try:
         loader = _Loader(text)
         node: yaml.Node | None = loader.get_single_node()
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
+        unreadable = "nested too deeply" if isinstance(error, RecursionError) else "unreadable"
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or unreadable
         line = f" line {mark.line + 1}" if mark is not None and not where.startswith(COMMAND_LINE) else ""
         advice = "quote the value" if where.startswith(COMMAND_LINE) else "check indentation and quotes there"
         raise ConfigError(f"{where}{line}: is not YAML ({problem}); {advice}") from error
@@ -161,18 +165,26 @@ def _flatten(
     return entries
 
 
-def _refuse_repeats(node: yaml.Node, where: str) -> None:
-    """A mapping inside a value must not give a key twice either: YAML would keep the last in silence."""
-    if isinstance(node, yaml.SequenceNode):
+def _refuse_unreadable(node: yaml.Node, where: str, depth: int = 0) -> None:
+    """A mapping inside a value must not give a key twice either: YAML would keep the last in silence.
+
+    Nor may a value hold itself. Raises UnicodeEncodeError for half a surrogate pair, which is no text.
+    """
+    if depth > DEEPEST_VALUE:
+        raise ConfigError(f"{where}: is nested too deeply; write a number, text, list or mapping")
+    if isinstance(node, yaml.ScalarNode):
+        node.value.encode()
+    elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _refuse_repeats(item, where)
+            _refuse_unreadable(item, where, depth + 1)
     elif isinstance(node, yaml.MappingNode):
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for key in keys:
             if keys.count(key) > 1:
                 raise ConfigError(f"{where}: {key} is given twice; keep one of them")
-        for _, value in node.value:
-            _refuse_repeats(value, where)
+        for pair in node.value:
+            for part in pair:
+                _refuse_unreadable(part, where, depth + 1)
 
 
 def _where(name: str, node: yaml.Node) -> str:
@@ -180,10 +192,12 @@ def _where(name: str, node: yaml.Node) -> str:
 
 
 def _construct(loader: _Loader, node: yaml.Node, where: str) -> Any:
-    _refuse_repeats(node, where)
     try:
+        _refuse_unreadable(node, where)
         return loader.construct_object(node, deep=True)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except ConfigError:
+        raise
+    except _NOT_PLAIN as error:
         problem = getattr(error, "problem", None) or error
         raise ConfigError(
             f"{where}: is not a plain value ({problem}); write a number, text, list or mapping"

@@ -6,13 +6,20 @@ Names follow verl where the concept is verl's. Batch sizes count rows (trajector
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rein.config.names import Estimator, KlKind, LossAggMode, LossMode, MethodName, Preset
 from rein.functional.presets import weight_bounds
+
+MOST = 2**31 - 1  # of anything that is counted
+MOST_THREADS, MOST_PPO_EPOCHS = 4096, 10_000
+HIGHEST = 1e30  # numbers that float32 computes with
+LONGEST_NAME, LONGEST_PATH = 255, 4000  # bytes; the path leaves room for the names of what is written
 
 
 def _as_list(value: Any) -> Any:
@@ -23,6 +30,26 @@ def _ordered(ends: tuple[float, float]) -> tuple[float, float]:
     if ends[0] >= ends[1]:
         raise ValueError(f"lower end {ends[0]} is not below upper end {ends[1]}")
     return ends
+
+
+def _place(value: str | None) -> str | None:
+    """The form of a path, whether or not there is such a file; None passes."""
+    if value is None:
+        return None
+    if not value:
+        raise ValueError("is empty")
+    if "\0" in value:
+        raise ValueError("holds a zero byte, which no path does")
+    longest = max(len(os.fsencode(part)) for part in value.split("/"))
+    if longest > LONGEST_NAME or len(os.fsencode(value)) > LONGEST_PATH:
+        raise ValueError(
+            f"is longer than a file system takes ({LONGEST_NAME} bytes a name, {LONGEST_PATH} in all)"
+        )
+    try:
+        Path(value).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"there is no home folder {value.partition('/')[0]}") from error
+    return value
 
 
 def _weight_bounds(threshold: float | str) -> float | str:
@@ -37,9 +64,15 @@ def _rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return points
 
 
-Files = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list)]
-Positive = Annotated[int, Field(gt=0)]
-Rate = Annotated[float, Field(ge=0)]
+Place = Annotated[str, AfterValidator(_place)]
+MaybePlace = Annotated[str | None, AfterValidator(_place)]
+Files = Annotated[list[Place], BeforeValidator(_as_list)]
+Positive = Annotated[int, Field(gt=0, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
+PpoEpochs = Annotated[int, Field(gt=0, le=MOST_PPO_EPOCHS)]  # over one batch
+Every = Annotated[int, Field(ge=-1, le=MOST)]  # so many steps; -1: never
+Above = Annotated[float, Field(gt=0, le=HIGHEST)]
+Rate = Annotated[float, Field(ge=0, le=HIGHEST)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Schedule = Annotated[list[tuple[Share, Rate]], AfterValidator(_rising)]
 
@@ -51,13 +84,13 @@ class Section(BaseModel):
 class Optim(Section):
     """AdamW and its schedule; warm-up and decay count optimizer steps."""
 
-    lr: Annotated[float, Field(gt=0)] = 1e-6
+    lr: Above = 1e-6
     weight_decay: Rate = 0.01
     betas: tuple[Share, Share] = (0.9, 0.999)
     lr_scheduler_type: Literal["constant", "cosine", "wsd"] = (
         "constant"  # wsd: constant, the last tenth cosine
     )
-    lr_warmup_steps: Annotated[int, Field(ge=-1)] = -1  # -1: lr_warmup_steps_ratio decides
+    lr_warmup_steps: Every = -1  # -1: lr_warmup_steps_ratio decides
     lr_warmup_steps_ratio: Share = 0.0
     min_lr_ratio: Share = 0.0
 
@@ -65,9 +98,9 @@ class Optim(Section):
 class Model(Section):
     """The start policy: what sft or train begins from, and the reference. `path` is a Hugging Face folder."""
 
-    path: str | None = None
-    lora_rank: Annotated[int, Field(ge=0)] = 0  # 0: full fine-tuning
-    lora_alpha: Annotated[float, Field(gt=0)] = 16
+    path: MaybePlace = None
+    lora_rank: Count = 0  # 0: full fine-tuning
+    lora_alpha: Above = 16
     target_modules: str | list[str] = "all-linear"
     enable_gradient_checkpointing: bool = False
     dtype: Literal["float32", "float64"] = "float32"
@@ -105,37 +138,37 @@ class Sft(Section):
     batch_size: Positive = 32
     epochs: Positive = 1
     total_steps: Positive | None = None  # stops earlier than `epochs`, or goes round again until then
-    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    grad_clip: Above = 1.0
     ppo_max_token_len_per_gpu: Positive = 4096
-    save_freq: int = -1
+    save_freq: Every = -1
 
 
 class RewardModel(Section):
     """Bradley-Terry reward model from preference pairs."""
 
     files: Files = []  # default: data.train_files
-    path: str | None = None  # the trunk it starts from; default: what train would start from
+    path: MaybePlace = None  # the trunk it starts from; default: what train would start from
     optim: Optim = Optim(lr=1e-5, lr_scheduler_type="cosine")
     batch_size: Positive = 32  # pairs
     epochs: Positive = 1
-    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    grad_clip: Above = 1.0
     ppo_max_token_len_per_gpu: Positive = 4096
-    save_freq: int = -1
+    save_freq: Every = -1
 
 
 class Rollout(Section):
     """Stored prompts -> trajectories."""
 
     files: Files = []  # prompts; default: data.train_files
-    path: str | None = None  # the policy that writes them; default: what train would start from
+    path: MaybePlace = None  # the policy that writes them; default: what train would start from
     n: Positive = 1
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Rate = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_new_tokens: Positive | None = None  # default: data.max_response_length
     batch_size: Positive = 128  # rows decoded together
     max_prompts: Positive | None = None
     stop: list[str] = []  # texts that end a response, beside the model's own stop ids
-    policy_version: int = 0
+    policy_version: Count = 0
 
 
 class RewardSpec(Section):
@@ -162,25 +195,25 @@ class Score(Section):
 
     files: Files = []  # default: what rollout wrote, else data.train_files
     reward: Rewards = [RewardSpec(name="math")]
-    path: str | None = None  # reward model folder; default: what the reward stage wrote
+    path: MaybePlace = None  # reward model folder; default: what the reward stage wrote
 
 
 class PolicyLoss(Section):
     """Which policy loss, and what only that loss reads."""
 
     loss_mode: LossMode = "ppo_clip"
-    tau_pos: Annotated[float, Field(gt=0)] = 1.0  # sapo
-    tau_neg: Annotated[float, Field(gt=0)] = 1.05
-    dro_beta: Annotated[float, Field(gt=0)] | None = None  # must be given for dro
-    topr_ratio_max: Annotated[float, Field(gt=0)] = 1.0
-    awr_beta: Annotated[float, Field(gt=0)] = 1.0
-    awr_weight_max: Annotated[float, Field(ge=1)] = 20.0
-    m2po_threshold: Annotated[float, Field(gt=0)] = 0.04  # mean squared log-ratio of the tokens that stay
+    tau_pos: Above = 1.0  # sapo
+    tau_neg: Above = 1.05
+    dro_beta: Above | None = None  # must be given for dro
+    topr_ratio_max: Above = 1.0
+    awr_beta: Above = 1.0
+    awr_weight_max: Annotated[float, Field(ge=1, le=HIGHEST)] = 20.0
+    m2po_threshold: Above = 0.04  # mean squared log-ratio of the tokens that stay
     opsm_threshold: Rate | None = (
         None  # any loss: bad rows this far from behavior (nats per token) are left out
     )
-    sppo_eta: Annotated[float, Field(gt=0)] = 1000.0
-    dpo_beta: Annotated[float, Field(gt=0)] = 0.1
+    sppo_eta: Above = 1000.0
+    dpo_beta: Above = 0.1
     dpo_nll_coef: Rate = 0.0  # of the chosen response's negative log-likelihood per token
     dpo_label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
 
@@ -193,24 +226,24 @@ class Actor(Section):
     optim: Optim = Optim()
     ppo_mini_batch_size: Positive = 64
     ppo_micro_batch_size: Positive | None = None  # rows; only with use_dynamic_bsz=false
-    ppo_epochs: Positive = 4
+    ppo_epochs: PpoEpochs = 4
     shuffle: bool = True
-    clip_ratio: Annotated[float, Field(gt=0)] = 0.2
-    clip_ratio_low: Annotated[float, Field(gt=0)] | None = None
-    clip_ratio_high: Annotated[float, Field(gt=0)] | None = None
-    clip_ratio_c: Annotated[float, Field(gt=1)] = 3.0
+    clip_ratio: Above = 0.2
+    clip_ratio_low: Above | None = None
+    clip_ratio_high: Above | None = None
+    clip_ratio_c: Annotated[float, Field(gt=1, le=HIGHEST)] = 3.0
     use_kl_loss: bool = True
     kl_loss_coef: Rate | None = None  # default: algorithm.kl_ctrl.kl_coef, else 0.05
     kl_loss_type: KlKind = "k3_soft"
     entropy_coeff: float = 0.0
-    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    grad_clip: Above = 1.0
     loss_agg_mode: LossAggMode = "token-mean"
     use_dynamic_bsz: bool = True
     ppo_max_token_len_per_gpu: Positive = 4096  # token budget of a micro-batch
 
 
 class CriticModel(Section):
-    path: str | None = None  # default: the actor's start policy with a new head
+    path: MaybePlace = None  # default: the actor's start policy with a new head
 
 
 class Critic(Section):
@@ -220,9 +253,9 @@ class Critic(Section):
     optim: Optim = Optim(lr=1e-5)
     ppo_mini_batch_size: Positive | None = None
     ppo_micro_batch_size: Positive | None = None
-    ppo_epochs: Positive | None = None
-    cliprange_value: Annotated[float, Field(gt=0)] = 0.2
-    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    ppo_epochs: PpoEpochs | None = None
+    cliprange_value: Above = 0.2
+    grad_clip: Above = 1.0
     fit_until: float = 0.5  # explained variance on the hold-out at which fitting before PPO ends
 
 
@@ -231,8 +264,8 @@ class KlCtrl(Section):
 
     type: Literal["fixed", "adaptive", "moving_average", "schedule"] = "fixed"
     kl_coef: Rate | None = None  # of the KL that is on: the loss's unless kl_loss_coef is given
-    target_kl: Annotated[float, Field(gt=0)] = 0.1  # nats per token
-    horizon: Annotated[float, Field(gt=0)] = 10000  # rows; a moving average forgets as fast
+    target_kl: Above = 0.1  # nats per token
+    horizon: Above = 10000  # rows; a moving average forgets as fast
     schedule: Schedule | None = None  # [[share of the batches done, coefficient], ...]
     shape: Literal["pieces", "linear", "smooth"] = "pieces"  # of the schedule between its points
 
@@ -291,7 +324,7 @@ class RewardManager(Section):
     missing_eos_penalty: Rate = 0.0  # score: less this where finish_reason is not stop (an end token is one)
     overlong_buffer: OverlongBuffer = OverlongBuffer()  # score: less what DAPO's soft limit takes
     length_penalty: Rate = 0.0  # score: less this for each counted token beyond length_penalty_free
-    length_penalty_free: Annotated[int, Field(ge=0)] = 0
+    length_penalty_free: Count = 0
     repetition_penalty: Rate = 0.0  # score: less this times the share of n-grams that stood there before
     repetition_ngram: Positive = 4
     placement: Literal["last", "uniform", "exponential"] | None = None  # default: as stored, or last
@@ -303,18 +336,18 @@ class Trainer(Section):
 
     total_epochs: Positive = 1
     total_training_steps: Positive | None = None
-    critic_warmup: Annotated[int, Field(ge=0)] = 100  # critic updates before the actor moves; see fit_until
-    test_freq: int = -1  # validate every so many steps, and always at the end; -1: only at the end
+    critic_warmup: Count = 100  # critic updates before the actor moves; see fit_until
+    test_freq: Every = -1  # validate every so many steps, and always at the end; -1: only at the end
     val_before_train: bool = True
     val_prompts: Positive = 200
-    save_freq: int = -1  # snapshot every so many steps, and always at the end
+    save_freq: Every = -1  # snapshot every so many steps, and always at the end
     logger: Annotated[list[Literal["console", "jsonl"]], BeforeValidator(_as_list)] = ["console", "jsonl"]
 
 
 class Guards(Section):
     """What is checked before an update is applied, and the probe."""
 
-    probe_every: Annotated[int, Field(ge=8)] = 8  # updates between probes of 64 held-out rows
+    probe_every: Annotated[int, Field(ge=8, le=MOST)] = 8  # updates between probes of 64 held-out rows
     max_skips: Positive = 10  # updates in a row with a non-finite loss or gradient before the run stops
 
 
@@ -323,17 +356,17 @@ class Evaluate(Section):
 
     files: Files = []  # prompts; default: data.val_files
     reward: Rewards | None = None  # the truth; default: score.reward
-    before: str | None = None  # default: what train started from
-    after: str | None = None  # default: train's best
-    pass_k: Annotated[int, Field(ge=0)] = 8  # answers sampled per prompt for pass@k; 0: greedy only
-    temperature: Annotated[float, Field(gt=0)] = 1.0  # of those samples
+    before: MaybePlace = None  # default: what train started from
+    after: MaybePlace = None  # default: train's best
+    pass_k: Count = 8  # answers sampled per prompt for pass@k; 0: greedy only
+    temperature: Above = 1.0  # of those samples
     max_prompts: Positive | None = None
     batch_size: Positive = 128
 
 
 class Export(Section):
-    path: str | None = None  # what to export; default: train's best
-    to: str | None = None  # default: <out>/export
+    path: MaybePlace = None  # what to export; default: train's best
+    to: MaybePlace = None  # default: <out>/export
 
 
 Stage = Literal["sft", "reward", "rollout", "score", "train", "evaluate", "export", "report"]
@@ -342,12 +375,12 @@ Stage = Literal["sft", "reward", "rollout", "score", "train", "evaluate", "expor
 class Recipe(Section):
     """A whole run. Sections of stages that are not run may be left out."""
 
-    out: str = "runs/run"
+    out: Place = "runs/run"
     seed: int = 0
-    resume: str = "auto"  # auto | never | a snapshot folder
+    resume: Place = "auto"  # auto | never | a snapshot folder
     runtime: Literal["single"] = "single"
-    threads: Positive | None = None  # CPU threads; default: all cores
-    stages: Annotated[list[Stage], BeforeValidator(_as_list)] = ["train"]
+    threads: Annotated[int, Field(gt=0, le=MOST_THREADS)] | None = None  # CPU threads; default: all cores
+    stages: Annotated[list[Stage], BeforeValidator(_as_list), Field(min_length=1)] = ["train"]
     model: Model = Model()
     data: Data = Data()
     sft: Sft = Sft()

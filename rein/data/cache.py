@@ -9,6 +9,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from rein.data import schemas
 from rein.data.files import atomic, sources
 from rein.data.parquet import read_batches, write_rows
-from rein.errors import DataError
+from rein.errors import CheckpointError, DataError
 from rein.types import Floats
 
 
@@ -50,7 +51,7 @@ class ScoreCache:
         kept = {row_key: np.array(values, dtype=np.float32) for row_key, values in rows.items()}
         note = self.folder / "key.json"
         if not note.exists():
-            with atomic(note) as draft:
+            with suppress(CheckpointError), atomic(note) as draft:  # another may be writing the very same
                 draft.write_text(json.dumps({"kind": self.kind, "key": self.key}, indent=2), encoding="utf-8")
         lines = [{schemas.ROW_KEY: row_key, schemas.VALUES: values} for row_key, values in kept.items()]
         write_rows(self.folder / f"{uuid.uuid4().hex}.parquet", lines, schemas.CACHE)

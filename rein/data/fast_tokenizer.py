@@ -16,7 +16,8 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Core
 
-from rein.errors import ConfigError
+from rein.errors import CheckpointError
+from rein.model_files import read_json
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -74,33 +75,17 @@ class FastTokenizer:
 
 
 def open_fast_tokenizer(folder: Path, where: str) -> FastTokenizer | None:
-    """The folder's tokenizer; None without a tokenizer.json. Raises ConfigError for a broken one."""
+    """The folder's tokenizer; None without a tokenizer.json. Raises CheckpointError for a broken one."""
     if not (folder / "tokenizer.json").exists():
         return None
     try:
         return FastTokenizer(folder)
+    except CheckpointError:
+        raise
     except Exception as error:  # the library raises bare Exception for a broken file
-        raise ConfigError(
+        raise CheckpointError(
             f"{where}: {folder / 'tokenizer.json'} cannot be read ({error}); write it anew"
         ) from error
-
-
-def stop_ids_of(folder: Path) -> set[int]:
-    """Ids that end a response, from the folder's generation and model configuration."""
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        ids = read_json(folder / name).get("eos_token_id")
-        found |= set(ids) if isinstance(ids, list) else set() if ids is None else {int(ids)}
-    return found
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where the file is missing or holds something else."""
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return body if isinstance(body, dict) else {}
 
 
 def _text(token: Any) -> str:

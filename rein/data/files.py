@@ -5,13 +5,13 @@ Knows nothing of what the files hold.
 
 import glob
 import os
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from rein.drafts import draft_of
 from rein.errors import CheckpointError, DataError
 
 Files = str | Path | Sequence[str | Path]
@@ -64,7 +64,7 @@ def is_parquet(source: Source) -> bool:
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """A draft in the same folder that replaces `path` when the block ends well, and else is removed."""
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    draft = draft_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield draft

@@ -14,6 +14,7 @@ REJECTIONS = (
     *(f"seq_max_k{k}" for k in (2, 3)),
 )
 LOSS_TYPES = ("ppo_clip", "reinforce")
+SMALLEST, LARGEST = 1e-30, 1e30  # bounds that float32 holds, and so does 1 / bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ PRESETS: dict[str, Correction] = {
 def weight_bounds(threshold: float | str) -> tuple[float | None, float]:
     """`u` -> (None, u): weights are cut at u. `"lo_hi"` -> (lo, hi): those outside are 0 (IcePop).
 
-    Raises ValueError for anything else, and for bounds that are not positive or out of order.
+    Raises ValueError for anything else, and for bounds that are not positive, not finite or out of order.
     """
     return _interval(threshold, "rollout_is_threshold")
 
@@ -116,6 +117,9 @@ def _interval(threshold: float | str, where: str) -> tuple[float | None, float]:
         raise ValueError(
             f"{where}: {threshold!r} is no number and no lo_hi, such as 2.0 or 0.5_5.0"
         ) from error
-    if not ends[1] > 0 or (ends[0] is not None and not 0 < ends[0] <= ends[1]):
-        raise ValueError(f"{where}: {threshold} must be positive, its lower end not above the upper")
+    if not SMALLEST <= (ends[1] if ends[0] is None else ends[0]) <= ends[1] <= LARGEST:
+        raise ValueError(
+            f"{where}: {threshold} must be positive and finite ({SMALLEST:g} to {LARGEST:g}), its lower end "
+            "not above the upper"
+        )
     return ends

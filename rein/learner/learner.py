@@ -7,7 +7,7 @@ guards or snapshots; its state is plain tensors and JSON.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -221,7 +221,7 @@ def epochs_of(recipe: Recipe, role: str) -> int:
     return own or recipe.actor.ppo_epochs
 
 
-def optimizer_steps(recipe: Recipe, role: str, batch_sizes: Sequence[int]) -> int:
-    """Optimizer steps of a role over batches of these sizes; a short last mini-batch is a step."""
+def optimizer_steps(recipe: Recipe, role: str, batches: Mapping[int, int]) -> int:
+    """Optimizer steps of a role over so many batches of each size; a short last mini-batch is a step."""
     size = mini_batch_size(recipe, role)
-    return sum(-(-rows // size) * epochs_of(recipe, role) for rows in batch_sizes)
+    return sum(-(-rows // size) * count for rows, count in batches.items()) * epochs_of(recipe, role)

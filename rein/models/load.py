@@ -7,9 +7,7 @@ Dropout is off in every model: ratios of PPO must start at 1.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
-import uuid
 import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -27,13 +25,17 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rein.errors import CheckpointError, ConfigError, GuardStop
+from rein.drafts import draft_of
+from rein.drafts import replace_folder as replace_folder
+from rein.errors import CheckpointError, ConfigError, GuardStop, ReinError
+from rein.model_files import open_weights, read_json, stop_ids_of
 from rein.models import attention
 from rein.models.lora import fused_state_dict, has_lora
 from rein.protocols import Tokenizer
 
 TOKENIZER_FILES = ("token", "vocab", "spiece", "sentencepiece", "merges", ".model")  # parts of their names
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -72,7 +74,9 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False, where: str = "
     kind = PreTrainedTokenizerFast if _is_its_file(Path(folder)) else AutoTokenizer
     try:
         tokenizer = kind.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except (ReinError, MemoryError):
+        raise
+    except Exception as error:  # the library raises bare Exception for a broken file
         raise CheckpointError(
             f"{where}: {path} has a tokenizer that cannot be loaded ({_first(error)}); check that folder"
         ) from error
@@ -86,22 +90,14 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False, where: str = "
 
 def _is_its_file(folder: Path) -> bool:
     """Whether the folder says that tokenizer.json is the whole tokenizer, of no class of its own."""
-    file = folder / "tokenizer_config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    config = read_json(folder / "tokenizer_config.json")
     return (folder / "tokenizer.json").exists() and config.get("tokenizer_class") == "TokenizersBackend"
 
 
 def stop_ids(path: str, tokenizer: Tokenizer) -> list[int]:
     """Ids that end a response: the generation config's, the model config's and the tokenizer's."""
-    found: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        file = Path(path) / name
-        if file.exists():
-            ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-            found += ids if isinstance(ids, list) else [] if ids is None else [ids]
-    if tokenizer.eos_token_id is not None:
-        found.append(tokenizer.eos_token_id)
-    return sorted(set(found))
+    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return sorted({*stop_ids_of(Path(path)), *own})
 
 
 def _first(error: Exception) -> str:
@@ -116,7 +112,13 @@ def _load(auto: Any, path: str, where: str, *, new: Collection[str] = (), **opti
     adapter_file = Path(folder) / "adapter_config.json"
     if adapter_file.exists():
         adapter = folder
-        base = model_folder(json.loads(adapter_file.read_text())["base_model_name_or_path"], where)
+        named = read_json(adapter_file).get("base_model_name_or_path")
+        if not isinstance(named, str):
+            raise CheckpointError(
+                f"{adapter_file}: base_model_name_or_path is {named!r}; name the base model"
+            )
+        base = model_folder(named, where)
+    read_json(Path(base) / "generation_config.json")  # is saved with what is trained: told before, not after
     try:
         model, info = auto.from_pretrained(
             base, attn_implementation=attention.NAME, output_loading_info=True, **options
@@ -130,7 +132,9 @@ def _load(auto: Any, path: str, where: str, *, new: Collection[str] = (), **opti
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
                 model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except ReinError:
+        raise
+    except _UNREADABLE as error:
         raise CheckpointError(
             f"{where}: {path} cannot be loaded ({_first(error)}); check that the folder is whole"
         ) from error
@@ -196,9 +200,8 @@ def _has_score_head(path: str) -> bool:
     """Whether the folder's own weights hold the head, rather than one transformers made up."""
     adapter = Path(path) / "adapter_config.json"
     if adapter.exists():
-        return bool(json.loads(adapter.read_text()).get("task_type") == "SEQ_CLS")
-    config = json.loads((Path(path) / "config.json").read_text())
-    return any("SequenceClassification" in name for name in config.get("architectures") or [])
+        return bool(read_json(adapter).get("task_type") == "SEQ_CLS")
+    return "SequenceClassification" in str(read_json(Path(path) / "config.json").get("architectures"))
 
 
 def weights_hash(folder: Path) -> str:
@@ -245,7 +248,7 @@ def save_folder(
     start: str,  # where the model was loaded from: its generation config is kept
 ) -> None:
     """A plain Hugging Face folder, adapters fused in; complete or absent (written beside, then renamed)."""
-    draft = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
+    draft = draft_of(target)
     state = fused_state_dict(model) if has_lora(model) else model.state_dict()
     refuse_not_finite(state, target)
     tied_before = getattr(model.config, "tie_word_embeddings", False)
@@ -260,6 +263,7 @@ def save_folder(
         model.config.tie_word_embeddings = tied
         model.config.use_cache = True
         model.save_pretrained(draft, state_dict=state)
+        open_weights(draft)
         tokenizer.save_pretrained(str(draft))
         generation = Path(start) / "generation_config.json"
         if generation.exists():
@@ -292,14 +296,3 @@ def _head_grew_apart(model: Any, state: dict[str, Tensor]) -> bool:
     name = next(name for name, module in model.named_modules() if module is embeddings)
     one, other = state[f"{name}.weight"], state.get("lm_head.weight")
     return other is not None and one.data_ptr() != other.data_ptr() and not torch.equal(one, other)
-
-
-def replace_folder(draft: Path, target: Path) -> None:
-    """Put a finished folder in place of `target`, which is never half there."""
-    if target.exists():
-        old = target.parent / f".{target.name}.old.{uuid.uuid4().hex[:8]}"
-        target.rename(old)
-        draft.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        draft.rename(target)

@@ -8,6 +8,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from rein.model_files import open_weights
 from rein.models.attention import register
 
 SPECIALS = ["<pad>", "<eos>", "<unk>"]
@@ -56,5 +57,6 @@ def make_tiny(
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
     model.save_pretrained(folder)
+    open_weights(folder)
     tokenizer.save_pretrained(str(folder))
     return folder

@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from rein.config.recipe import RewardSpec
 from rein.errors import ConfigError
 from rein.protocols import Reward, Scorer
@@ -20,6 +22,8 @@ from rein.rewards.noise import noisy
 from rein.rewards.rules import format, length
 from rein.rewards.user import user_reward
 from rein.tables import lookup, nearest
+
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 __all__ = ["REWARDS", "Mix", "build", "part_metrics", "uses_model"]
 
@@ -47,28 +51,39 @@ def _build_one(name: str, options: dict[str, Any], scorer: Scorer | None) -> Rew
     if name not in REWARDS:
         return user_reward(name, found, options)
     parameters = inspect.signature(found).parameters
-    given = dict(options)
+    given, filled = dict(options), dict[str, Any]()
     if "scorer" in parameters:
         if scorer is None:
             raise ConfigError(
                 f"reward {name}: there is no reward model here; give score.path, or use another reward"
             )
-        given["scorer"] = scorer
+        filled["scorer"] = scorer
     if "inner" in parameters:
         if "of" not in given:
             raise ConfigError(
                 f"reward {name}: options.of is missing; name the reward it wraps, as in of: gsm8k"
             )
-        given["inner"] = _build_one(given.pop("of"), given.pop("options", {}), scorer)
-    for option in given:
-        if option not in parameters:
-            settable = [key for key in parameters if key not in ("scorer", "inner")]
+        of = _checked(name, "of", given.pop("of"), str)
+        filled["inner"] = _build_one(of, _checked(name, "options", given.pop("options", {}), dict), scorer)
+    settable = {key: value for key, value in parameters.items() if key not in filled}
+    for option, value in given.items():
+        if option not in settable:
             raise ConfigError(f"reward {name}: option {option!r} is unknown; {nearest(option, settable)}")
-    missing = [key for key, need in parameters.items() if need.default is need.empty and key not in given]
+        _checked(name, option, value, settable[option].annotation)
+    missing = [key for key, need in settable.items() if need.default is need.empty and key not in given]
     if missing:
         raise ConfigError(f"reward {name}: option {missing[0]!r} is missing; give it under options")
-    reward: Reward = found(**given)
+    reward: Reward = found(**given, **filled)
     return reward
+
+
+def _checked(name: str, option: str, value: Any, kind: Any) -> Any:
+    """The value, where it is of the option's type. Raises ConfigError: true is no number, nor is infinity."""
+    try:
+        return TypeAdapter(kind, config=_STRICT).validate_python(value)
+    except ValidationError as error:
+        said = error.errors(include_url=False)[0]["msg"]
+        raise ConfigError(f"reward {name}: option {option}={value!r}: {said}; correct it") from error
 
 
 REWARDS: dict[str, Callable[..., Reward]] = {

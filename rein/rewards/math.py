@@ -66,6 +66,8 @@ def math(*, seconds: float = SECONDS) -> Reward:
     """1 where the final answer has the truth's value: 1/2 is 0.5 is \\frac12; see `equal`. `seconds` bounds
     one comparison.
     """
+    if not seconds > 0:
+        raise ConfigError(f"reward math: seconds={seconds}; give a number above 0")
     checker = Checker(seconds)
 
     def score(row: Trajectory) -> float | None:

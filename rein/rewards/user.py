@@ -58,7 +58,13 @@ def _number(result: Any, name: str, row: Trajectory) -> float | None:
         value = result["score"]
     if value is None:
         return None
-    number = float(value) if isinstance(value, SupportsFloat) else math.nan
+    try:
+        number = float(value) if isinstance(value, SupportsFloat) else math.nan
+    except Exception as error:  # an array's or tensor's, each of its own kind
+        raise UserCodeError(
+            f"reward {name}: returned a {type(value).__name__} that is no number ({error}) for {row.where}; "
+            "return a number, or None to skip"
+        ) from error
     if not math.isfinite(number):
         raise UserCodeError(
             f"reward {name}: returned {value!r} for {row.where}; return a finite number, or None to skip"

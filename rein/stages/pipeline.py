@@ -212,8 +212,8 @@ def _rewards(recipe: Recipe, stage: str) -> Sequence[RewardSpec]:
 def _function_file(name: str) -> str | None:
     """The file of a user's `pkg.mod:name`, so that editing the function counts as other work."""
     module, colon, _ = name.partition(":")
-    file = Path(*module.split(".")).with_suffix(".py")
-    return str(file) if colon and file.exists() else None
+    file = f"{module.replace('.', os.sep)}.py"
+    return file if colon and os.path.isfile(file) else None
 
 
 def limit_threads(recipe: Recipe) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +65,7 @@ class Job:
         self.per_epoch = len(self._plan(0))
         self.batches = recipe.trainer.total_training_steps or recipe.trainer.total_epochs * self.per_epoch
         self.fit_steps = recipe.trainer.critic_warmup if critic is not None else 0
-        sizes = [len(self._rows_of(batch)) for batch in range(self.batches)]
+        sizes = self._sizes()
         actor_steps = optimizer_steps(recipe, "actor", sizes)
         critic_steps = optimizer_steps(recipe, "critic", sizes) if critic is not None else 0
         self.total_updates = self.fit_steps + actor_steps + critic_steps
@@ -94,6 +95,15 @@ class Job:
         self.tracker: Fanout | None = None
 
     # rows of a step
+
+    def _sizes(self) -> Counter[int]:
+        """How many batches of each size there are; one epoch tells where all are cut alike."""
+        epochs, rest = divmod(self.batches, self.per_epoch)
+        alike = not self.recipe.data.shuffle or len({len(unit) for unit in self.units}) == 1
+        first = [len(batch) for batch in self._plan(0)]
+        if alike:
+            return Counter({size: n * epochs for size, n in Counter(first).items()}) + Counter(first[:rest])
+        return Counter(len(self._rows_of(batch)) for batch in range(self.batches))
 
     def _plan(self, epoch: int) -> list[list[int]]:
         data = self.recipe.data

@@ -26,7 +26,7 @@ from rein.probe import PROBE_ROWS, Probe
 from rein.rewards import build, uses_model
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
-from rein.snapshots import load
+from rein.snapshots import RunState, load
 from rein.stages.train_job import Job
 from rein.stages.train_rows import corrects, load_mixing, load_rows, score_statistics_of
 from rein.stages.train_state import restore
@@ -162,7 +162,7 @@ def _resume(job: Job) -> None:
         job.snapshots.clear()
         return
     if wanted != "auto":
-        if not restore(job, load(Path(wanted))):
+        if not restore(job, _named(wanted)):
             raise CheckpointError(
                 f"resume: {wanted} was made with other rows or settings; use the recipe that made it"
             )
@@ -177,3 +177,15 @@ def _resume(job: Job) -> None:
             job.snapshots.clear()
             return
     job.console.say(f"resume: from update {job.cursor.number} of {job.total_updates}")
+
+
+def _named(wanted: str) -> RunState:
+    """The snapshot at a path. Raises CheckpointError for what is none, or one of another stage."""
+    advice = "give a folder such as out/train/snapshots/step-100, or write resume=auto"
+    try:
+        state = load(Path(wanted))
+    except CheckpointError as error:
+        raise CheckpointError(f"resume: {error}; {advice}") from error
+    if "cursor" not in state.meta:
+        raise CheckpointError(f"resume: {wanted} is a snapshot of another stage than train; {advice}")
+    return state

@@ -63,9 +63,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     for index, text in enumerate(lines):
         try:
             line = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             if index == len(lines) - 1:
                 break
             raise CheckpointError(f"{path} line {index + 1}: no JSON ({error}); remove that line") from error
+        if not isinstance(line, dict) or not isinstance(line.get("number"), int):
+            raise CheckpointError(f"{path} line {index + 1}: no metrics with their number; remove that line")
         found.append(line)
     return found

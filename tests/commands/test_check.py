@@ -20,7 +20,7 @@ from rein.config.load import load
 from rein.config.recipe import Recipe
 from rein.data import addition
 from rein.data.fast_tokenizer import open_fast_tokenizer
-from rein.errors import ConfigError, DataError
+from rein.errors import CheckpointError, ConfigError, DataError
 from rein.models.load import load_tokenizer
 from rein.models.tiny import make_tiny
 from rein.tracking.console import Console
@@ -246,5 +246,13 @@ def test_the_fast_tokenizer_renders_the_chat_template_as_the_real_one(small: Pat
 def test_a_folder_without_tokenizer_json_falls_back_to_transformers(small: Path, tmp_path: Path) -> None:
     assert open_fast_tokenizer(tmp_path, "model.path") is None
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot be read"):
         open_encoder(load(None, [])[0], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "config.json"])
+def test_a_damaged_model_folder_is_told_by_the_plan_too(name: str, small: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(small / "base", tmp_path / "base")
+    (folder / name).write_text("{")
+    with pytest.raises(CheckpointError, match=rf"{name}: cannot be read .*; write it anew"):
+        open_encoder(load(None, [])[0], folder)

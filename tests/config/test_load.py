@@ -101,6 +101,15 @@ def test_what_is_no_rate_is_refused_with_key_and_value(value: str, place: str, t
         ("reward_manager.placement=first", "last, uniform, exponential, null"),
         ("reward_manager.placement_decay=0", "above 0"),
         ("reward_manager.missing_eos_penalty=-1", "at least 0"),
+        ("reward_manager.missing_eos_penalty=1e300", "at most 1e+30"),
+        (f"reward_manager.length_penalty_free={10**30}", "at most 2147483647"),
+        (f"data.max_response_length={10**30}", "at most 2147483647"),
+        (f"trainer.save_freq=-{10**30}", "at least -1"),
+        ("actor.clip_ratio=1e300", "at most 1e+30"),
+        ("actor.ppo_epochs=2147483647", "at most 10000"),
+        ("threads=99999999999999", "at most 4096"),
+        ('algorithm.rollout_correction.rollout_is_threshold="inf"', "must be positive and finite"),
+        ("stages=[]", "at least 1"),
     ],
 )
 def test_wrong_types_name_key_and_what_is_wanted(word: str, wanted: str, tmp_path: Path) -> None:
@@ -111,6 +120,27 @@ def test_wrong_types_name_key_and_what_is_wanted(word: str, wanted: str, tmp_pat
 
 def test_a_number_given_as_a_name_is_that_text() -> None:
     assert load(None, ["out=2026"])[0].out == "2026"
+    assert load(None, ["model.path=2026"])[0].model.path == "2026"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("n" * 300, "is longer than a file system takes (255 bytes a name"),
+        ("ü" * 130, "is longer than a file system takes"),
+        ("a/" * 3000, "is longer than a file system takes"),
+        ('"a\\0b"', "holds a zero byte"),
+        ('""', "is empty"),
+        ("~no-such-user/x", "there is no home folder ~no-such-user"),
+        ('"\\ud800"', "surrogates not allowed"),
+    ],
+)
+@pytest.mark.parametrize("key", ["out", "resume", "model.path", "critic.model.path", "data.train_files"])
+def test_what_no_file_can_be_called_is_refused(key: str, value: str, said: str, tmp_path: Path) -> None:
+    message = refusal("", tmp_path, f"{key}={value}")
+    assert message.startswith(f"command line: {key}=")
+    assert said in message
+    assert "; " in message
 
 
 @given(st.floats(min_value=1e-12, max_value=1e3, allow_subnormal=False))
@@ -217,6 +247,14 @@ def test_the_command_line_overrides_the_file_in_any_spelling(tmp_path: Path) -> 
         ("? [a]\n: 1\n", "not a plain word"),
         ("seed: !!python/object/apply:os.getpid []\n", "not a plain value"),
         ("a: &a\n  b: *a\n", "not a plain word"),
+        ("stages: &x [*x]\n", "line 1: stages: is nested too deeply"),
+        ("score: {reward: &x {name: math, options: {a: *x}}}\n", "score.reward: is nested too deeply"),
+        (f"stages: {'[' * 200}{']' * 200}\n", "line 1: stages: is nested too deeply"),
+        ("[" * 4000, "is not YAML (nested too deeply)"),
+        ("seed: !!bool maybe\n", "line 1: seed: is not a plain value ('maybe')"),
+        ("seed: !!timestamp soon\n", "line 1: seed: is not a plain value"),
+        ('seed: "\\ud800"\n', "line 1: seed: is not a plain value"),
+        ('score: {reward: {name: math, options: {"\\ud800": 1}}}\n', "score.reward: is not a plain value"),
     ],
 )
 def test_a_broken_file_is_refused_with_its_name(text: str, said: str, tmp_path: Path) -> None:
@@ -232,6 +270,8 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         load("dmo")
     with pytest.raises(ConfigError, match="is a folder"):
         load(tmp_path)
+    with pytest.raises(ConfigError, match="nnn: no such recipe file"):
+        load("n" * 300)
 
 
 @pytest.mark.parametrize("name", ["demo", "demo.yaml"])

@@ -259,6 +259,12 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_half_written(tmp_path: P
     assert os.listdir(tmp_path) == ["rows.parquet"]
 
 
+def test_what_a_killed_writer_left_goes_with_the_next_write(tmp_path: Path) -> None:
+    (tmp_path / ".rows.parquet.0badcafe").write_bytes(b"half")
+    write_rows(tmp_path / "rows.parquet", [{"score": 1.0}], schemas.TRAJECTORIES)
+    assert os.listdir(tmp_path) == ["rows.parquet"]
+
+
 def test_a_place_that_cannot_be_written_is_a_disk_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):

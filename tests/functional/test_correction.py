@@ -169,6 +169,11 @@ def test_bounds_are_read_as_verl_reads_them() -> None:
         ("token_k2", "0.5_2.0", "two bounds"),
         ("token_k1", 0.5, "empty interval"),
         ("token_k1", "2_0.5", "must be positive"),
+        ("token_k1", "inf", "must be positive and finite"),
+        ("token_k1", "0.5_inf", "must be positive and finite"),
+        ("token_k1", "nan", "must be positive and finite"),
+        ("token_k1", "1e-320_5", "must be positive and finite"),
+        ("token_k3", 1e308, "must be positive and finite"),
     ],
 )
 def test_rules_and_thresholds_that_do_not_fit_are_refused(

@@ -61,6 +61,29 @@ def test_a_damaged_folder_is_named(spoil: str, copy: Path) -> None:
         load_actor(str(copy))
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *((name, text) for name in ("generation_config.json", "tokenizer_config.json") for text in "{3"),
+        ("generation_config.json", '{"eos_token_id": "x"}'),
+        ("config.json", "{"),
+        ("config.json", "null"),
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", "null"),
+        ("adapter_config.json", "{"),
+        ("adapter_config.json", "{}"),
+    ],
+)
+def test_a_damaged_setting_is_named_before_any_work(name: str, text: str, copy: Path) -> None:
+    (copy / name).write_text(text)
+    for load in (load_actor, load_critic):
+        if load is load_critic and "eos" in text:
+            continue  # a critic ends no response
+        with pytest.raises(CheckpointError, match=r"copy.*; ") as caught:
+            load(str(copy))
+        assert caught.value.exit_code == 6
+
+
 def test_weights_that_are_missing_are_never_made_up(copy: Path) -> None:
     weights = load_file(copy / "model.safetensors")
     lost = sorted(weights)[3]
@@ -134,6 +157,7 @@ def test_a_saved_folder_is_what_was_saved_and_leaves_nothing_beside_it(tiny_lm: 
     actor.save(tmp_path / "out" / "best")
     actor.save(tmp_path / "out" / "best")  # in place of the former one
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["best"]
+    assert len({path.stat().st_mode for path in (tmp_path / "out" / "best").iterdir()}) == 1
     back = load_actor(str(tmp_path / "out" / "best"))
     rows = random_rows(3)
     assert torch.equal(back.log_probs(rows, torch.ones(3))[0], actor.log_probs(rows, torch.ones(3))[0])

@@ -38,6 +38,15 @@ def nothing(**columns):
 def no_score(**columns):
     return {"acc": 1}
 
+def array(**columns):
+    return np.zeros(3)
+
+def array_in_a_dict(**columns):
+    return {"score": np.zeros(2)}
+
+def too_large(**columns):
+    return 10 ** 400
+
 def wrong_arguments(prompt, response):
     return 1.0
 """
@@ -91,6 +100,40 @@ def test_an_unknown_name_or_option_names_the_nearest() -> None:
         build([RewardSpec(name="format")], scorer=None)
     with pytest.raises(ConfigError, match=r"options\.of is missing"):
         build([RewardSpec(name="noisy")], scorer=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("format", {"pattern": 5}, "option pattern=5: Input should be a valid string; correct it"),
+        ("format", {"pattern": "x", "ignore_case": 1}, "option ignore_case=1"),
+        ("length", {"target": "a"}, "option target='a': Input should be a valid integer"),
+        ("length", {"target": True}, "option target=True"),
+        ("length", {"slope": None}, "option slope=None: Input should be a valid number"),
+        ("length", {"slope": float("inf")}, "option slope=inf: Input should be a finite number"),
+        ("exact", {"marker": 5}, "option marker=5"),
+        ("math", {"seconds": -1}, "seconds=-1; give a number above 0"),
+        ("model", {"max_tokens": "a"}, "option max_tokens='a'"),
+        ("noisy", {"of": 5}, "option of=5"),
+        ("noisy", {"of": "exact", "options": 3}, "option options=3"),
+        ("noisy", {"of": "exact", "accept_wrong": "a"}, "option accept_wrong='a'"),
+        ("noisy", {"of": "exact", "options": {"marker": 5}}, "reward exact: option marker=5"),
+        ("noisy", {"of": "exact", "inner": "a"}, "option 'inner' is unknown"),
+        ("", {}, "'' is unknown; known: gsm8k"),
+        (":f", {}, "cannot import ''"),
+    ],
+)
+def test_an_option_of_a_wrong_type_is_refused_before_any_row(
+    name: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build([RewardSpec(name=name, options=options)], scorer=LengthScorer())
+    assert said in str(caught.value)
+    assert "; " in str(caught.value)
+
+
+def test_a_whole_number_is_a_number() -> None:
+    build([RewardSpec(name="length", options={"slope": -1, "lowest": 0, "highest": None})], scorer=None)
 
 
 def test_the_mix_is_the_weighted_sum_and_none_wins(row: Callable[..., Trajectory]) -> None:
@@ -176,6 +219,9 @@ def test_a_verl_compute_score_works_as_it_is(
         ("nan", "returned nan for made.parquet row 7"),
         ("text", "returned '0.5' for made.parquet row 7"),
         ("no_score", 'returned a dict without "score" for made.parquet row 7'),
+        ("array", "returned a ndarray that is no number (only 0-dimensional"),
+        ("array_in_a_dict", "returned a ndarray that is no number"),
+        ("too_large", "returned a int that is no number (int too large to convert to float)"),
     ],
 )
 def test_a_user_function_that_fails_is_named_with_its_row(

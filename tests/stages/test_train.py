@@ -1,18 +1,23 @@
 """Training from a file of stored rows: nothing held out, scores normalised, a scheduled coefficient."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rows_made import random_trajectories
 from training_made import recipe
 
+from rein.config.load import load
 from rein.config.recipe import Recipe
 from rein.data.parquet import write_rows
 from rein.data.schemas import TRAJECTORIES, trajectory_row
-from rein.errors import Interrupted
+from rein.errors import CheckpointError, Interrupted
+from rein.learner import optimizer_steps
 from rein.runtime.interrupt import Interrupt
+from rein.snapshots import RunState, Snapshots
 from rein.stages import train
 from rein.stages.train_open import open_job
 from rein.tracking.console import Console
@@ -159,3 +164,47 @@ def test_an_exact_kl_is_measured_against_the_start_policy(
 def test_without_an_exact_kl_no_reference_is_kept(tiny_lm: str, tmp_path: Path) -> None:
     job = open_job(mixed_recipe(tiny_lm, tmp_path, "run"), Console(quiet=True), rehearsal=True)
     assert job.maker.reference is None
+
+
+@pytest.mark.parametrize("method", ["ppo", "grpo"])
+@pytest.mark.parametrize("steps", [1, 3, 8])
+def test_steps_are_counted_as_the_batches_are_cut(
+    method: str, steps: int, tiny_lm: str, tmp_path: Path
+) -> None:
+    groups = [0, 0, 0, 1, 1, 2, 3, 3, 3, 3, 4]  # prompts of one to four rows
+    rows = random_trajectories(len(groups))
+    made = [
+        trajectory_row(row.with_score(float(i)))
+        | {"prompt_ids": rows[group].prompt_ids.tolist(), "group": f"prompt {group}"}
+        for i, (group, row) in enumerate(zip(groups, rows, strict=True))
+    ]
+    write_rows(tmp_path / "rows.parquet", made, TRAJECTORIES, {})
+    words = f"""
+        algorithm.method={method} model.path={tiny_lm} data.train_files={tmp_path}/rows.parquet
+        data.holdout_fraction=0 data.train_batch_size=8 actor.ppo_mini_batch_size=2 actor.ppo_epochs=1
+        trainer.critic_warmup=0 trainer.total_training_steps={steps} out={tmp_path}/run
+    """
+    some = load(None, words.split())[0]
+    job = open_job(some, Console(quiet=True), rehearsal=True)
+    cut = Counter(len(job.rows_of(batch)) for batch in range(steps))
+    assert cut.total() == steps
+    assert job.learner.optimizers["actor"].total_steps == optimizer_steps(some, "actor", cut)
+
+
+def test_a_billion_steps_are_counted_at_once(tiny_lm: str, tmp_path: Path) -> None:
+    some = mixed_recipe(tiny_lm, tmp_path, "run")
+    steps = some.trainer.model_copy(update={"total_training_steps": 10**9 + 1})
+    job = open_job(some.model_copy(update={"trainer": steps}), Console(quiet=True), rehearsal=True)
+    # Batches of four and three rows, in two mini-batches, two epochs each.
+    assert job.learner.optimizers["actor"].total_steps == (10**9 + 1) * 4
+
+
+def test_resuming_from_what_is_no_snapshot_of_train_says_what_to_give(tiny_lm: str, tmp_path: Path) -> None:
+    other = Snapshots(tmp_path / "sft").save(3, RunState({"w": torch.zeros(2)}, {"settings": "abc"}))
+    for wanted, said in (
+        (str(other), "is a snapshot of another stage than train"),
+        (f"{tmp_path}/nowhere", "not a whole snapshot"),
+    ):
+        some = mixed_recipe(tiny_lm, tmp_path, "run").model_copy(update={"resume": wanted})
+        with pytest.raises(CheckpointError, match=rf"^resume: .*{said}.*; give a folder such as"):
+            train.run(some, Console(quiet=True))

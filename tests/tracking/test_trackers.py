@@ -75,6 +75,15 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
         read_metrics(path)
 
 
+@pytest.mark.parametrize("line", ["null", "3", "[]", "{}", '{"number": "x"}', "[" * 100_000])
+def test_a_line_that_holds_no_metrics_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"number": 1}}\n{line}\n{{"number": 3}}\n')
+    for read in (lambda: read_metrics(path), lambda: JsonlTracker(path, from_number=2)):
+        with pytest.raises(CheckpointError, match=r"line 2: no .*; remove that line"):
+            read()
+
+
 def test_a_failing_tracker_warns_once_and_the_others_go_on(tmp_path: Path) -> None:
     warnings: list[str] = []
     trackers: dict[str, Tracker] = {
