@@ -4,8 +4,9 @@
 
 Every method starts from the same SFT model and sees the same 3,840 stored answers (512 held out), scored by
 the exact verifier or by the noisy one that accepts 40 % of the wrong answers. Each keeps its best checkpoint
-on the 200 development problems and is measured once on the 500 test problems, greedy, against the truth.
-Runs that are done are not repeated.
+on the 200 development problems (continued SFT its last) and is measured once on the 500 test problems,
+greedy, against the truth. The column of seconds is the training alone, one core each of two that shared a
+machine with other work. Runs that are done are not repeated.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def report(rows: list[dict[str, Any]], seeds: Sequence[int]) -> None:
         head = ["method", *[f"seed {s}" for s in seeds], "mean", "seconds"]
         text += [f"**{reward} reward**", table(head, body)]
         for other in METHODS:
-            if other != "PPO" and len(body) == len(METHODS) + 1:
+            if other != "PPO" and any(cells[0] == other for cells in body):
                 found = compare(rows, reward, "PPO", other)
                 comparisons.append(found)
                 low, high = found["ci95"]
