@@ -84,7 +84,7 @@ class Section(BaseModel):
 class Optim(Section):
     """AdamW and its schedule; warm-up and decay count optimizer steps."""
 
-    lr: Above = 1e-6
+    lr: Annotated[float, Field(gt=0)] = 1e-6
     weight_decay: Rate = 0.01
     betas: tuple[Share, Share] = (0.9, 0.999)
     lr_scheduler_type: Literal["constant", "cosine", "wsd"] = (
