@@ -7,7 +7,6 @@ compared with what was to be exported before it takes its place.
 from __future__ import annotations
 
 import shutil
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from rein.config import paths
 from rein.config.recipe import Recipe
+from rein.drafts import draft_of, replace_folder
 from rein.errors import CheckpointError, ConfigError
 from rein.models.actor import load_actor
-from rein.models.load import replace_folder, weights_hash
+from rein.models.load import weights_hash
 from rein.tracking.console import Console
 
 TOLERANCE = 1e-4
@@ -31,7 +31,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     if recipe.export.to:
         _refuse_taken(target)
     actor = load_actor(source, dtype=recipe.model.dtype, where="export.path")
-    draft = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
+    draft = draft_of(target)
     try:
         actor.save(draft)
         difference = _reload_difference(actor.model, draft)
