@@ -6,75 +6,30 @@ Names follow verl where the concept is verl's. Batch sizes count rows (trajector
 
 from __future__ import annotations
 
-import os
-from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rein.config.names import Estimator, KlKind, LossAggMode, LossMode, MethodName, Preset
-from rein.functional.presets import weight_bounds
-
-MOST = 2**31 - 1  # of anything that is counted
-MOST_THREADS, MOST_PPO_EPOCHS = 4096, 10_000
-HIGHEST = 1e30  # numbers that float32 computes with
-LONGEST_NAME, LONGEST_PATH = 255, 4000  # bytes; the path leaves room for the names of what is written
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str | dict) else value
-
-
-def _ordered(ends: tuple[float, float]) -> tuple[float, float]:
-    if ends[0] >= ends[1]:
-        raise ValueError(f"lower end {ends[0]} is not below upper end {ends[1]}")
-    return ends
-
-
-def _place(value: str | None) -> str | None:
-    """The form of a path, whether or not there is such a file; None passes."""
-    if value is None:
-        return None
-    if not value:
-        raise ValueError("is empty")
-    if "\0" in value:
-        raise ValueError("holds a zero byte, which no path does")
-    longest = max(len(os.fsencode(part)) for part in value.split("/"))
-    if longest > LONGEST_NAME or len(os.fsencode(value)) > LONGEST_PATH:
-        raise ValueError(
-            f"is longer than a file system takes ({LONGEST_NAME} bytes a name, {LONGEST_PATH} in all)"
-        )
-    try:
-        Path(value).expanduser()
-    except RuntimeError as error:
-        raise ValueError(f"there is no home folder {value.partition('/')[0]}") from error
-    return value
-
-
-def _weight_bounds(threshold: float | str) -> float | str:
-    weight_bounds(threshold)
-    return threshold
-
-
-def _rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    starts = [start for start, _ in points]
-    if not starts or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
-        raise ValueError("points must begin at progress 0 and rise, as in [[0, 0.08], [0.2, 0.05]]")
-    return points
-
-
-Place = Annotated[str, AfterValidator(_place)]
-MaybePlace = Annotated[str | None, AfterValidator(_place)]
-Files = Annotated[list[Place], BeforeValidator(_as_list)]
-Positive = Annotated[int, Field(gt=0, le=MOST)]
-Count = Annotated[int, Field(ge=0, le=MOST)]
-PpoEpochs = Annotated[int, Field(gt=0, le=MOST_PPO_EPOCHS)]  # over one batch
-Every = Annotated[int, Field(ge=-1, le=MOST)]  # so many steps; -1: never
-Above = Annotated[float, Field(gt=0, le=HIGHEST)]
-Rate = Annotated[float, Field(ge=0, le=HIGHEST)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Schedule = Annotated[list[tuple[Share, Rate]], AfterValidator(_rising)]
+from rein.config.values import (
+    HIGHEST,
+    MOST,
+    MOST_THREADS,
+    Above,
+    Count,
+    Every,
+    Files,
+    MaybePlace,
+    Place,
+    Positive,
+    PpoEpochs,
+    Rate,
+    Schedule,
+    Share,
+    as_list,
+    ordered,
+    weight_bounds_ok,
+)
 
 
 class Section(BaseModel):
@@ -185,7 +140,7 @@ def _as_reward(value: Any) -> Any:
 
 Rewards = Annotated[
     list[Annotated[RewardSpec, BeforeValidator(_as_reward)]],
-    BeforeValidator(_as_list),
+    BeforeValidator(as_list),
     Field(min_length=1),
 ]
 
@@ -277,7 +232,7 @@ class RolloutCorrection(Section):
     rollout_is: Literal["auto", "token", "sequence", "geometric"] | None = (
         "auto"  # auto: token if behavior known
     )
-    rollout_is_threshold: Annotated[float | str, AfterValidator(_weight_bounds)] = (
+    rollout_is_threshold: Annotated[float | str, AfterValidator(weight_bounds_ok)] = (
         2.0  # u, or "lo_hi": 0 outside
     )
     rollout_is_batch_normalize: bool = False
@@ -320,7 +275,7 @@ class RewardManager(Section):
     """Shaping of scores, in the order of the keys; `score:` says which of them move a row's total."""
 
     normalize: Literal["dataset"] | None = None  # score: (s - mean) / std over the training rows, once
-    clip_range: Annotated[tuple[float, float], AfterValidator(_ordered)] | None = None  # score: clipped
+    clip_range: Annotated[tuple[float, float], AfterValidator(ordered)] | None = None  # score: clipped
     missing_eos_penalty: Rate = 0.0  # score: less this where finish_reason is not stop (an end token is one)
     overlong_buffer: OverlongBuffer = OverlongBuffer()  # score: less what DAPO's soft limit takes
     length_penalty: Rate = 0.0  # score: less this for each counted token beyond length_penalty_free
@@ -341,7 +296,7 @@ class Trainer(Section):
     val_before_train: bool = True
     val_prompts: Positive = 200
     save_freq: Every = -1  # snapshot every so many steps, and always at the end
-    logger: Annotated[list[Literal["console", "jsonl"]], BeforeValidator(_as_list)] = ["console", "jsonl"]
+    logger: Annotated[list[Literal["console", "jsonl"]], BeforeValidator(as_list)] = ["console", "jsonl"]
 
 
 class Guards(Section):
@@ -380,7 +335,7 @@ class Recipe(Section):
     resume: Place = "auto"  # auto | never | a snapshot folder
     runtime: Literal["single"] = "single"
     threads: Annotated[int, Field(gt=0, le=MOST_THREADS)] | None = None  # CPU threads; default: all cores
-    stages: Annotated[list[Stage], BeforeValidator(_as_list), Field(min_length=1)] = ["train"]
+    stages: Annotated[list[Stage], BeforeValidator(as_list), Field(min_length=1)] = ["train"]
     model: Model = Model()
     data: Data = Data()
     sft: Sft = Sft()
