@@ -155,7 +155,7 @@ def report(out: Path) -> None:
             "stored walks": "logged",
             "start policy": "val/score",
             "ESS": "ess",
-            "KL(start || behavior)": "kl_behavior",
+            "KL from start to behavior": "kl_behavior",
             "mean raw weight": "mean_weight",
         }.items()
     }
@@ -209,8 +209,8 @@ def figure(curves: dict[str, list[list[float]]], begun: dict[str, list[float]]) 
         top.line(list(zip(places, values, strict=True)), color, wide=3 if name == DEFAULT else 1.5)
         top.text(f"● {name}", 532, 44 + 18 * i, color=color)
     panels = [top]
-    for left, name in zip((60, 310, 560), ("ESS", "KL(start || behavior)", "stored walks"), strict=True):
-        high = 1.0 if name != "KL(start || behavior)" else max(*begun[name], 0.01) * 1.1
+    for left, name in zip((60, 310, 560), ("ESS", "KL from start to behavior", "stored walks"), strict=True):
+        high = 1.0 if name != "KL from start to behavior" else max(*begun[name], 0.01) * 1.1
         title = "score of the stored walks" if name == "stored walks" else name
         panel = svg.Panel((left, 390, 190, 110), ends, (0, high), title)
         panel.x_ticks(ticks)
