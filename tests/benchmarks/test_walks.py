@@ -79,7 +79,7 @@ def test_small_stale_data_are_trained_on_and_reported(
     staleness.report(tmp_path)
     found = json.loads((tmp_path / "results" / "staleness.json").read_text())
     assert [row["age"] for row in found["rows"]] == [0, 2]
-    ess, distance = found["settings"]["begun"]["ESS"], found["settings"]["begun"]["KL(start || behavior)"]
+    ess, distance = found["settings"]["begun"]["ESS"], found["settings"]["begun"]["KL from start to behavior"]
     assert ess[0] == pytest.approx(1, abs=1e-3)
     assert distance[0] == pytest.approx(0, abs=1e-6)
     assert distance[1] > distance[0], "data of age 0 are the start policy's own"
