@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from rein.functional.group_advantages import grpo, opo, reinforce_plus_plus_baseline, rloo, win_rate
-from rein.functional.masked import counted, masked_sum
-
-LOG_RATIO_CLAMP = 20.0
+from rein.functional.masked import LOG_RATIO_CLAMP, counted, masked_sum
 
 
 @torch.no_grad()

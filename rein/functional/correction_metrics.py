@@ -11,10 +11,10 @@ import math
 import torch
 from torch import Tensor
 
-from rein.functional.masked import masked_mean, masked_sum
+from rein.functional.masked import LOG_RATIO_CLAMP, masked_mean, masked_sum
 from rein.functional.presets import weight_bounds
 from rein.functional.rejection import Criterion
-from rein.functional.weights import LOG_RATIO_CLAMP, Weights, log_weights
+from rein.functional.weights import Weights, log_weights
 
 EXPONENT_MAX = 80.0
 

@@ -11,9 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rein.functional.masked import counted
+from rein.functional.masked import LOG_RATIO_CLAMP, counted
 
-LOG_RATIO_CLAMP = 20.0
 K3_CAP = 10.0
 SOFT_FROM = 2.6
 FAR = 1e15  # nats; a logit masked with the lowest float is further away, and its square is infinite

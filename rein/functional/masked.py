@@ -7,6 +7,8 @@ no result, and no gradient.
 import torch
 from torch import Tensor
 
+LOG_RATIO_CLAMP = 20.0  # its exponential, 5e8, is finite in float32
+
 
 def counted(mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors with 0 where the mask is False, before anything is computed of them; no mask, no change.

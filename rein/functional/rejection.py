@@ -10,9 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rein.functional.masked import counted, masked_mean, masked_sum
+from rein.functional.masked import LOG_RATIO_CLAMP, counted, masked_mean, masked_sum
 from rein.functional.presets import rejection_bounds
-from rein.functional.weights import LOG_RATIO_CLAMP
 
 
 class Criterion(NamedTuple):

@@ -9,10 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rein.functional.masked import counted, masked_mean, masked_sum
+from rein.functional.masked import LOG_RATIO_CLAMP, counted, masked_mean, masked_sum
 from rein.functional.presets import LEVELS, weight_bounds
-
-LOG_RATIO_CLAMP = 20.0
 
 
 class Weights(NamedTuple):

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from rein.functional.losses.result import LOG_RATIO_CLAMP, PolicyLoss, on_tokens, result
-from rein.functional.masked import counted, masked_mean
+from rein.functional.losses.result import PolicyLoss, on_tokens, result
+from rein.functional.masked import LOG_RATIO_CLAMP, counted, masked_mean
 
 WEIGHT_FLOOR = 1e-10
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LOG_RATIO_CLAMP = 20.0
+from rein.functional.masked import LOG_RATIO_CLAMP
 
 
 class PolicyLoss(NamedTuple):
