@@ -55,6 +55,7 @@ METHODS: dict[str, list[str]] = {
         "actor.use_kl_loss=false",
     ],
     DEFAULT: [],
+    "decoupled PPO, KL of k3_soft": ["actor.kl_loss_type=k3_soft"],
     "decoupled PPO, exact KL": ["actor.kl_loss_type=full"],
     "decoupled PPO without KL": ["actor.use_kl_loss=false"],
     "TOPR": ["algorithm.method=topr", "actor.use_kl_loss=false"],  # both without KL, as published

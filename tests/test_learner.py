@@ -75,6 +75,7 @@ CUTS: list[dict[str, Any]] = [
     [
         ("critic", "token-mean", "k3_soft"),
         ("actor", "token-mean", "full"),
+        ("actor", "token-mean", "off_policy"),
         *(("actor", mode, "k3_soft") for mode in MODES),
     ],
 )
@@ -129,13 +130,26 @@ def by_rows(learner: Learner, e: Experience, role: str) -> Tensor:
         loss = -torch.minimum(a * ratio, a * ratio.clamp(0.8, 1.2))
         loss = torch.where(a < 0, torch.minimum(loss, -3.0 * a), loss) * e.rollout_is_weights[i, cut]
         exact = own_exact_kl(learner, plain, some.temperature) if learner.reference is not None else None
-        loss = loss + 0.05 * kl_penalty(x, e.ref_log_probs[i, cut], actor.kl_loss_type, exact=exact)
+        loss = loss + 0.05 * kl_penalty(
+            x,
+            e.ref_log_probs[i, cut],
+            actor.kl_loss_type,
+            exact=exact,
+            behavior_log_probs=e.behavior_log_probs[i, cut],
+        )
         total = total + loss[mask].sum()
     return total / e.response_mask.sum()
 
 
 @pytest.mark.parametrize(
-    ("role", "kind"), [("actor", "k3_soft"), ("actor", "full"), ("actor", "full+"), ("critic", "k3_soft")]
+    ("role", "kind"),
+    [
+        ("actor", "off_policy"),
+        ("actor", "k3_soft"),
+        ("actor", "full"),
+        ("actor", "full+"),
+        ("critic", "k3_soft"),
+    ],
 )
 def test_gradients_are_those_of_the_formula_on_rows_one_by_one(role: str, kind: str, tiny_lm: str) -> None:
     learner, experience = made(tiny_lm, actor={"kl_loss_type": kind})
@@ -228,7 +242,7 @@ def test_updates_make_the_good_tokens_likelier_and_pull_toward_the_reference(tin
         after, _ = actor.log_probs(e.rows, e.temperature)
     assert ((after - e.old_log_probs) * e.advantages)[e.response_mask].sum() > 0
     assert e.ref_log_probs is not None
-    pulled = learner_of(recipe(), actor, critic, kl=1.0)
+    pulled = learner_of(recipe(actor={"kl_loss_type": "k3_soft"}), actor, critic, kl=1.0)
     e = dataclasses.replace(e, advantages=torch.zeros_like(e.advantages), old_log_probs=after)
     before = kl_penalty(after, e.ref_log_probs, "k3_soft")[e.response_mask].mean()
     metrics = pulled.backward(Update("actor", ALL, 0), e)

@@ -100,6 +100,8 @@ def needs(recipe: Recipe) -> frozenset[str]:
         found |= {"behavior"}
     if recipe.actor.policy_loss.opsm_threshold is not None:
         found |= {"behavior"}
+    if recipe.actor.use_kl_loss and recipe.actor.kl_loss_type == "off_policy":
+        found |= {"behavior"}
     if algorithm.filter_groups.enable:
         found |= {"groups"}
     if recipe.actor.use_kl_loss or algorithm.use_kl_in_reward:

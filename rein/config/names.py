@@ -8,6 +8,7 @@ from typing import Literal
 KlKind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k3_soft",
                  "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+", "k3_soft+",
                  "full", "full+"]  # fmt: skip
+KlLossKind = KlKind | Literal["off_policy"]
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
                       "seq-mean-token-sum-norm", "token-sum"]  # fmt: skip
 LossMode = Literal["ppo_clip", "vanilla", "gspo", "cispo", "geo_mean", "sapo", "gpg", "dro",

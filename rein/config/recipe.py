@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from rein.config.names import Estimator, KlKind, LossAggMode, LossMode, MethodName, Preset
+from rein.config.names import Estimator, KlKind, KlLossKind, LossAggMode, LossMode, MethodName, Preset
 from rein.config.values import (
     HIGHEST,
     MOST,
@@ -189,7 +189,7 @@ class Actor(Section):
     clip_ratio_c: Annotated[float, Field(gt=1, le=HIGHEST)] = 3.0
     use_kl_loss: bool = True
     kl_loss_coef: Rate | None = None  # default: algorithm.kl_ctrl.kl_coef, else 0.05
-    kl_loss_type: KlKind = "k3_soft"
+    kl_loss_type: KlLossKind | None = None  # default: off_policy where behavior is known, else k3_soft
     entropy_coeff: float = 0.0
     grad_clip: Above = 1.0
     loss_agg_mode: LossAggMode = "token-mean"

@@ -49,7 +49,8 @@ def kl_coefs(recipe: Recipe) -> KlCoefs:
         given = shared if own is None else own
         in_loss = KL_LOSS_COEF if given is None else given
         source = "actor.kl_loss_coef" if own is not None else name
-        words.append(f"KL loss {in_loss:g} ({'default' if given is None else source})")
+        kind = recipe.actor.kl_loss_type or "off_policy (k3_soft where behavior is unknown)"
+        words.append(f"KL loss {in_loss:g} ({'default' if given is None else source}), {kind}")
     if not words:
         words.append("no KL to the reference in the loss or the reward")
     if shared is not None and not recipe.algorithm.use_kl_in_reward and own is not None:
@@ -86,8 +87,8 @@ def _kl(recipe: Recipe) -> list[Broken]:
         found.append(
             Broken(
                 "actor.kl_loss_type",
-                f"{actor.kl_loss_type} as a loss does not restrain on stored data; write k3_soft or k1+, or "
-                "set algorithm.insist=true",
+                f"{actor.kl_loss_type} as a loss does not restrain on stored data; write off_policy, k3_soft "
+                "or k1+, or set algorithm.insist=true",
             )
         )
     if algorithm.use_kl_in_reward and algorithm.kl_penalty not in _K1_VALUED:

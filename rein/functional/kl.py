@@ -1,8 +1,8 @@
 """Estimators of KL(actor || reference) per token, the coefficient's controller, and what may restrain what.
 
 x = log pi_actor, r = log pi_ref of the sampled token, z = r - x, in nats. Names and clamps as in verl
-(core_algos.kl_penalty); k3_soft and `off_policy_kl` are made for stored data, whose tokens the actor did not
-sample. Values and gradients are finite for all finite log-probs.
+(core_algos.kl_penalty); k3_soft, off_policy and `off_policy_kl` are made for stored data, whose tokens the
+actor did not sample. Values and gradients are finite for all finite log-probs.
 """
 
 import math
@@ -15,6 +15,8 @@ from rein.functional.masked import LOG_RATIO_CLAMP, counted
 
 K3_CAP = 10.0
 SOFT_FROM = 2.6
+WEIGHT_CAP = 2.0  # off_policy: of actor / behavior
+UNSTORED = 2.0  # off_policy: nats that probability costs which moves to tokens the data never shows
 FAR = 1e15  # nats; a logit masked with the lowest float is further away, and its square is infinite
 
 
@@ -63,6 +65,7 @@ BASE_KINDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 KINDS = (*BASE_KINDS, *(f"{kind}+" for kind in BASE_KINDS))  # read from the sampled token alone
 EXACT_KINDS = ("full", "full+")  # need the whole vocabulary: log_probs.exact_kl at each position
+OFF_POLICY = "off_policy"  # needs behavior log-probs
 
 
 def kl_penalty(
@@ -71,13 +74,19 @@ def kl_penalty(
     kind: str,
     *,
     exact: Tensor | None = None,  # [B, T]  KL(actor || reference) over the vocabulary; kinds full and full+
+    behavior_log_probs: Tensor | None = None,  # [B, T]  kind off_policy
     mask: Tensor | None = None,  # [B, T]  0 where it is False
 ) -> Tensor:
     """The estimator called `kind`, [B, T]; `kind+` has its value and the gradient of k2 (as in verl).
 
-    `full` is the sum over the vocabulary, which the caller made with log_probs.exact_kl. Raises ValueError
-    for an unknown kind, and for `full` without `exact`.
+    `full` is the sum over the vocabulary, which the caller made with log_probs.exact_kl; `off_policy` is
+    off_policy_kl_loss. Raises ValueError for an unknown kind, for `full` without `exact` and for
+    `off_policy` without behavior_log_probs.
     """
+    if kind == OFF_POLICY:
+        if behavior_log_probs is None:
+            raise ValueError(f"kl_penalty: kind {kind!r} needs `behavior_log_probs`")
+        return off_policy_kl_loss(log_probs, ref_log_probs, behavior_log_probs, mask=mask)
     log_probs, ref_log_probs = counted(mask, log_probs, ref_log_probs)
     base = kind.removesuffix("+")
     if base == "full":
@@ -87,7 +96,9 @@ def kl_penalty(
     elif base in BASE_KINDS:
         value = BASE_KINDS[base](log_probs, ref_log_probs)
     else:
-        raise ValueError(f"kl_penalty: kind {kind!r} is unknown; known: {', '.join(KINDS + EXACT_KINDS)}")
+        raise ValueError(
+            f"kl_penalty: kind {kind!r} is unknown; known: {', '.join((*KINDS, *EXACT_KINDS, OFF_POLICY))}"
+        )
     if not kind.endswith("+"):
         return value
     carrier = k2(log_probs, ref_log_probs)
@@ -114,6 +125,29 @@ def off_policy_kl(
     bracket = (log_w.exp() * log_w - torch.expm1(log_w)).clamp(min=0)
     value = log_c.exp() * bracket
     return value if cap is None else value.clamp(max=cap)
+
+
+def off_policy_kl_loss(
+    log_probs: Tensor,  # [B, T]  actor
+    ref_log_probs: Tensor,  # [B, T]
+    behavior_log_probs: Tensor,  # [B, T]  who sampled the tokens
+    *,
+    mask: Tensor | None = None,  # [B, T]  0 where it is False
+) -> Tensor:
+    """The value of off_policy_kl with the gradient min(pi / mu, 2) (log(pi / ref) - 2) of log pi, [B, T].
+
+    Over tokens of mu, E[(pi / mu) log(pi / ref) grad log pi] is the gradient of KL(actor || ref) at a state.
+    k3 and k2 on the same tokens miss the weight pi / mu: they hold the actor to every stored token that the
+    reference takes, even where it has dropped the token for good. The constant 2 changes no expectation
+    where mu can produce every token; where it cannot, it is what leaving the stored tokens costs, for no
+    data show what follows there (a baseline below the mean, as in arXiv:2506.20520).
+    """
+    log_probs, ref_log_probs, behavior_log_probs = counted(mask, log_probs, ref_log_probs, behavior_log_probs)
+    with torch.no_grad():
+        weight = (log_probs - behavior_log_probs).clamp(max=math.log(WEIGHT_CAP)).exp()
+        pull = weight * (_gap(log_probs, ref_log_probs) - UNSTORED)
+        value = off_policy_kl(log_probs, ref_log_probs, behavior_log_probs)
+    return value + pull * (log_probs - log_probs.detach())
 
 
 def adaptive_kl_coef(kl_coef: float, kl: float, *, rows: int, target_kl: float, horizon: float) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rein.config.recipe import Recipe
-from rein.functional.kl import kl_penalty, off_policy_kl
+from rein.functional.kl import OFF_POLICY, kl_penalty, off_policy_kl
 from rein.functional.losses.aggregate import aggregate
 from rein.functional.losses.bypass import bypass
 from rein.functional.losses.m2po import m2po_mask
@@ -106,7 +106,11 @@ class PolicyObjective:
             moved = off_policy_kl(log_probs.detach(), stored(e.old_log_probs), stored(e.behavior_log_probs))
             metrics["kl/old"] = mean(moved)
         if actor.use_kl_loss and e.ref_log_probs is not None:
-            kl = kl_penalty(log_probs, stored(e.ref_log_probs), actor.kl_loss_type, exact=exact)
+            behavior = None if e.behavior_log_probs is None else stored(e.behavior_log_probs)
+            kind = actor.kl_loss_type or ("k3_soft" if behavior is None else OFF_POLICY)
+            kl = kl_penalty(
+                log_probs, stored(e.ref_log_probs), kind, exact=exact, behavior_log_probs=behavior
+            )
             loss = loss + kl_coef * whole(kl)
             metrics["actor/kl_loss"] = mean(kl)
         if entropy is not None:

@@ -430,7 +430,8 @@ def test_unknown_names_are_refused_before_anything_loads(word: str, said: str, t
         (
             "algorithm.insist=true algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.3",
             (0.3, 0.3),
-            "KL in reward 0.3 (algorithm.kl_ctrl.kl_coef); KL loss 0.3 (algorithm.kl_ctrl.kl_coef)",
+            "KL in reward 0.3 (algorithm.kl_ctrl.kl_coef); KL loss 0.3 (algorithm.kl_ctrl.kl_coef), "
+            "off_policy (k3_soft",
         ),
         (
             "algorithm.kl_ctrl.type=schedule algorithm.kl_ctrl.schedule=[[0,0.08],[0.2,0.05]]",

@@ -9,7 +9,7 @@ from rein.config.load import load, resolved
 from rein.config.methods import DATA_NEEDS, METHODS, methods_for, needs
 from rein.errors import ConfigError
 from rein.functional.advantages import ESTIMATORS, INPUTS
-from rein.functional.kl import EXACT_KINDS, KINDS
+from rein.functional.kl import EXACT_KINDS, KINDS, OFF_POLICY
 from rein.functional.losses.aggregate import MODES
 from rein.functional.losses.dpo import PAIR_LOSSES
 from rein.functional.losses.table import LOSSES
@@ -29,6 +29,8 @@ def test_a_recipe_s_names_are_those_of_the_tables() -> None:
     assert set(get_args(names.MethodName)) == set(METHODS)
     assert set(get_args(names.Preset)) == set(PRESETS)
     assert set(get_args(names.KlKind)) == set(KINDS) | set(EXACT_KINDS)
+    loss_kinds = [kind for some in get_args(names.KlLossKind) for kind in get_args(some)]
+    assert set(loss_kinds) == set(KINDS) | set(EXACT_KINDS) | {OFF_POLICY}
     assert set(get_args(names.LossAggMode)) == set(MODES)
 
 

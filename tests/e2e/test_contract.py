@@ -12,7 +12,7 @@ import torch
 from e2e_run import metrics, recipe, rein, same_weights, weights, write_recipe
 
 from rein.config.methods import ESTIMATORS, LOSSES, METHODS, READ_NO_ADVANTAGES
-from rein.functional.kl import EXACT_KINDS, KINDS
+from rein.functional.kl import EXACT_KINDS, KINDS, OFF_POLICY
 from rein.functional.losses.aggregate import MODES
 from rein.functional.presets import PRESETS, REJECTIONS
 from rein.functional.rewards import PLACEMENTS
@@ -56,7 +56,7 @@ CASES = [
     *of("actor.policy_loss.loss_mode={}", sorted(set(LOSSES) - {"dro", "sppo", *_CHOSEN})),
     Case(["actor.policy_loss.loss_mode=dro", "actor.policy_loss.dro_beta=0.1"]),
     *of("algorithm.adv_estimator={}", ESTIMATORS),
-    *of("actor.kl_loss_type={} algorithm.insist=true", (*KINDS, *EXACT_KINDS)),
+    *of("actor.kl_loss_type={} algorithm.insist=true", (*KINDS, *EXACT_KINDS, OFF_POLICY)),
     *of(
         "algorithm.use_kl_in_reward=true algorithm.insist=true algorithm.kl_penalty={}",
         (*KINDS, *EXACT_KINDS),

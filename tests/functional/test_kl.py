@@ -12,6 +12,7 @@ from rein.functional.kl import (
     kl_penalty,
     moving_average_kl,
     off_policy_kl,
+    off_policy_kl_loss,
 )
 from rein.functional.log_probs import exact_kl, log_probs_of
 
@@ -97,6 +98,40 @@ def test_weighed_by_the_behavior_policy_the_watched_kl_is_the_exact_one() -> Non
     assert found.item() == pytest.approx(expected.item(), rel=1e-12)
 
 
+def test_on_stored_tokens_the_off_policy_loss_has_the_gradient_of_the_exact_kl() -> None:
+    generator = torch.Generator().manual_seed(6)
+    ref, behavior = torch.randn(2, 50, generator=generator, dtype=torch.float64).log_softmax(-1)
+    logits = behavior + 0.1 * torch.randn(50, generator=generator, dtype=torch.float64)  # no weight is capped
+    leaf = logits.clone().requires_grad_(True)
+    actor = leaf.log_softmax(-1)
+    assert (actor - behavior).max() < math.log(2)
+    loss = (behavior.exp() * off_policy_kl_loss(actor, ref, behavior)).sum()
+    exact = (actor.exp() * (actor - ref)).sum()
+    assert loss.item() == pytest.approx(exact.item(), rel=1e-12)
+    expected = torch.autograd.grad(exact, leaf, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(loss, leaf), expected)
+
+
+def test_a_token_that_the_actor_dropped_is_not_held_by_the_off_policy_loss() -> None:
+    """By hand: pi / mu = 2e-6 / .5, log(pi / ref) = ln 4e-6; k3_soft pulls with its slope, e^2.6 - 1."""
+    x = torch.tensor([math.log(2e-6)], dtype=torch.float64, requires_grad=True)
+    half = torch.tensor([math.log(0.5)], dtype=torch.float64)
+    (soft,) = torch.autograd.grad(kl_penalty(x, half, "k3_soft").sum(), x)
+    (ours,) = torch.autograd.grad(kl_penalty(x, half, "off_policy", behavior_log_probs=half).sum(), x)
+    assert soft.item() == pytest.approx(1 - E26)
+    assert ours.item() == pytest.approx(4e-6 * (math.log(4e-6) - 2))
+
+
+def test_probability_that_leaves_the_stored_tokens_is_pulled_back() -> None:
+    """Behavior says tokens 0 and 1 only, where the actor is as the reference: the rest is pushed down."""
+    leaf = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    actor = leaf.log_softmax(-1)
+    half = torch.full((2,), math.log(0.5), dtype=torch.float64)
+    loss = (0.5 * kl_penalty(actor[:2], actor.detach()[:2], "off_policy", behavior_log_probs=half)).sum()
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    assert gradient.tolist() == pytest.approx([-0.25, -0.25, 0.25, 0.25])  # .25 (-2) (1 - .5), and .25 * 1
+
+
 def test_the_watched_kl_of_one_token_by_hand() -> None:
     log = math.log
     # w = .5 / .25 = 2, ref / mu = .25 / .5: .5 (2 ln 2 - 1)
@@ -148,6 +183,8 @@ def test_kinds_that_do_not_exist_or_lack_what_they_need_are_named() -> None:
     x = torch.zeros(1, 1)
     with pytest.raises(ValueError, match="'full' needs `exact`"):
         kl_penalty(x, x, "full")
+    with pytest.raises(ValueError, match="'off_policy' needs `behavior_log_probs`"):
+        kl_penalty(x, x, "off_policy")
     with pytest.raises(ValueError, match=r"'k4\+' is unknown; known: kl, k1"):
         kl_penalty(x, x, "k4+")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rein.functional.advantages import ESTIMATORS, INPUTS
-from rein.functional.kl import KINDS, kl_penalty, off_policy_kl
+from rein.functional.kl import KINDS, OFF_POLICY, kl_penalty, off_policy_kl, off_policy_kl_loss
 from rein.functional.losses.aggregate import MODES, aggregate
 from rein.functional.losses.m2po import m2po_mask
 from rein.functional.losses.opsm import opsm_mask
@@ -168,6 +168,7 @@ def test_padding_changes_no_kl_value_or_critic_loss_and_no_gradient(some: Batch,
         x = rows["log_probs"].clone().requires_grad_(True)
         values = rows["values"].clone().requires_grad_(True)
         found = [kl_penalty(x, rows["reference"], kind, mask=mask) for kind in KINDS]
+        found.append(off_policy_kl_loss(x, rows["reference"], rows["behavior"], mask=mask))
         found.append(off_policy_kl(x, rows["reference"], rows["behavior"], mask=mask))
         found.append(value_loss(values, rows["old"], rows["rewards"], mask, cliprange_value=0.2)[0])
         total = sum((aggregate(part, mask, "token-mean") for part in found), torch.zeros(()))
@@ -306,9 +307,9 @@ def test_every_loss_and_gradient_is_finite_on_log_ratios_of_ten_thousand(
         loss, gradient = loss_of(name, some)
         assert finite(loss), name
         assert finite(gradient), name
-    for kind in KINDS:
+    for kind in (*KINDS, OFF_POLICY):
         x = some["log_probs"].clone().requires_grad_(True)
-        found = kl_penalty(x, some["reference"], kind)
+        found = kl_penalty(x, some["reference"], kind, behavior_log_probs=some["behavior"])
         (gradient,) = torch.autograd.grad(found.sum(), x)
         assert finite(found), kind
         assert finite(gradient), kind
