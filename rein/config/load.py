@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
@@ -29,7 +29,6 @@ from rein.errors import CheckpointError, ConfigError
 PACKAGED = Path(__file__).parent.parent / "recipes"
 
 LATER = {  # values whose feature is planned: refused as "not built yet" instead of as unknown
-    "algorithm.method": "auto",
     "algorithm.adv_estimator": "grpo_passk gdpo gpg optimal_token_baseline tir_optimal_token_baseline",
     "actor.policy_loss.loss_mode": "clip_cov kl_cov",
     "data.behavior": "recomputed",
@@ -69,6 +68,26 @@ def load(source: str | Path | None, words: Sequence[str] = ()) -> tuple[Recipe, 
     notes += settle(merged, in_prompts)
     notes += _methods(merged)
     return _validate(merged, source), notes
+
+
+def settled_by(recipe: Recipe, method: str, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
+    """The recipe with this method, and `settings` beneath the keys that it gives itself; and what came of it.
+
+    Raises ConfigError where they do not go together.
+    """
+    given = _flat(recipe.model_dump(mode="json", exclude_unset=True))
+    given["algorithm.method"] = method
+    below, notes = beneath({**settings, **given})
+    for key in settings.keys() & given.keys():
+        if settings[key] != given[key]:
+            notes.append(f"{key}={given[key]} is given and holds")
+    nested: dict[str, Any] = {}
+    for key, value in {**settings, **below, **given}.items():
+        _put(nested, key, value)
+    found = Recipe.model_validate_json(json.dumps(nested), strict=True)
+    for key, message in broken(found):
+        raise ConfigError(f"algorithm.method auto -> {method}: {key}: {message}")
+    return found, notes
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:
@@ -148,13 +167,9 @@ def _validate(entries: Entries, source: str | Path | None) -> Recipe:
     for key, entry in entries.items():
         if key not in LEAVES:
             continue
-        *sections, last = key.split(".")
-        place = nested
-        for section in sections:
-            place = place.setdefault(section, {})
         number = isinstance(entry.value, int | float) and not isinstance(entry.value, bool)
         as_text = takes_text_only(key) or (takes_bounds(key) and "_" in str(entry.text))
-        place[last] = entry.text if number and as_text else entry.value
+        _put(nested, key, entry.text if number and as_text else entry.value)
     try:
         # As JSON, because strict validation turns lists into tuples only there. Strict: true is no number.
         recipe = Recipe.model_validate_json(json.dumps(nested, default=str), strict=True)
@@ -163,6 +178,22 @@ def _validate(entries: Entries, source: str | Path | None) -> Recipe:
     for key, message in broken(recipe):
         raise ConfigError(f"{_where(key, '', entries, source)}: {message}")
     return recipe
+
+
+def _put(nested: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        nested = nested.setdefault(section, {})
+    nested[last] = value
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """By Rein's keys; a value that is a mapping itself stays whole."""
+    found: dict[str, Any] = {}
+    for name, value in nested.items():
+        key = f"{prefix}{name}"
+        found |= {key: value} if key in LEAVES else _flat(value, f"{key}.")
+    return found
 
 
 def _where(key: str, value: str, entries: Entries, source: str | Path | None) -> str:

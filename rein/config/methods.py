@@ -13,9 +13,11 @@ from rein.functional.presets import PRESETS
 
 LOSS, ESTIMATOR = "actor.policy_loss.loss_mode", "algorithm.adv_estimator"
 CORRECTION = "algorithm.rollout_correction"
+METHOD, AUTO = "algorithm.method", "auto"
 _IMITATION = {LOSS: "nll", ESTIMATOR: None, "actor.use_kl_loss": False}
 
 METHODS: Final[dict[str, Mapping[str, Any]]] = {
+    "auto": {},  # what an audit of the rows says
     "ppo": {},
     "grpo": {ESTIMATOR: "grpo"},
     "topr": {LOSS: "topr", ESTIMATOR: "reinforce_plus_plus"},
@@ -118,7 +120,7 @@ def reads_scores(recipe: Recipe) -> bool:
 
 def methods_for(has: frozenset[str]) -> list[str]:
     """The methods that data with these of DATA_NEEDS can serve."""
-    return [name for name in METHODS if method_needs(name) <= has]
+    return [name for name in METHODS if name != AUTO and method_needs(name) <= has]
 
 
 def method_needs(name: str) -> frozenset[str]:

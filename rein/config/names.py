@@ -15,7 +15,7 @@ LossMode = Literal["ppo_clip", "vanilla", "gspo", "cispo", "geo_mean", "sapo", "
                    "dppo_tv", "dppo_kl", "topr", "awr", "m2po", "sppo", "nll", "dpo"]  # fmt: skip
 Estimator = Literal["gae", "vtrace", "monte_carlo", "grpo", "rloo", "reinforce_plus_plus",
                     "reinforce_plus_plus_baseline", "remax", "opo", "win_rate"]  # fmt: skip
-MethodName = Literal["ppo", "grpo", "topr", "awr", "m2po", "sppo", "dpo", "bc", "filtered_bc"]
+MethodName = Literal["auto", "ppo", "grpo", "topr", "awr", "m2po", "sppo", "dpo", "bc", "filtered_bc"]
 Preset = Literal["disabled", "decoupled_token_is", "decoupled_seq_is", "decoupled_token_icepop",
                  "decoupled_seq_is_rs", "decoupled_geo_rs", "decoupled_geo_rs_seq_tis",
                  "decoupled_geo_rs_token_tis", "decoupled_k3_rs", "decoupled_k3_rs_seq_tis",

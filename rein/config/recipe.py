@@ -75,6 +75,7 @@ class Data(Section):
     seed: int | None = None  # order of rows; default: the recipe's seed
     max_bad_fraction: Share = 0.01
     behavior: Literal["stored", "unknown"] | None = None  # default: stored where the file has log-probs
+    leave_out: Files = []  # rows that answer a prompt of these files are not trained on
     holdout_fraction: Share = 0.05  # of prompts, at least 64 and at most 500
     apply_chat_template: bool | None = None  # default: where there is one; false: raw text
 

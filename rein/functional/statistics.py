@@ -53,6 +53,27 @@ def paired_bootstrap(
     return Interval(float(ends[0]), float(ends[1]))
 
 
+def ratio_of_sums(
+    sums: Tensor,  # [N], a sum over each row's tokens
+    counts: Tensor,  # [N], how many
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> tuple[float, Interval]:
+    """sum / count over all tokens, and its 95 % interval when whole rows are drawn with replacement.
+
+    Tokens of one row are not independent, so rows are what is drawn. Raises ValueError for no token at all.
+    """
+    sums, counts = sums.double().cpu(), counts.double().cpu()
+    if counts.sum() == 0:
+        raise ValueError("ratio_of_sums: no token is counted")
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(len(sums), (resamples, len(sums)), generator=generator)
+    means = sums[drawn].sum(1) / counts[drawn].sum(1).clamp(min=1)
+    ends = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=torch.float64))
+    return (sums.sum() / counts.sum()).item(), Interval(float(ends[0]), float(ends[1]))
+
+
 def wilson(successes: float, n: int, *, z: float = 1.959963984540054) -> Interval:
     """Score interval of a proportion: (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n).
 

@@ -124,6 +124,25 @@ class Actor:
         kl, entropy = self._chunked(chunk, hidden, ref_hidden, per_token)
         return packed.spread(kl), packed.spread(entropy)
 
+    @torch.no_grad()
+    def over_logits(
+        self,
+        rows: Sequence[TokenRow],
+        temperature: Tensor,  # [B]
+        compute: Callable[
+            [Tensor, Tensor, Tensor], Tensor
+        ],  # logits [r, V], ids [r], temperature [r] -> [K, r]
+    ) -> Tensor:
+        """Whatever `compute` makes of the logits before each response token, a chunk at a time, [K, B, T]."""
+        packed, hidden = self.hidden(rows)
+        per_token = temperature.to(hidden.dtype).index_select(0, packed.row)
+
+        def chunk(states: Tensor, ids: Tensor, temp: Tensor) -> Tensor:
+            return compute(self.head(states), ids, temp)
+
+        found = self._chunked(chunk, hidden, packed.targets, per_token)
+        return torch.stack([packed.spread(values) for values in found])
+
     def _chunked(self, chunk: Callable[..., Tensor], hidden: Tensor, *rest: Tensor) -> Tensor:
         size = max(CHUNK_LOGITS // self.vocabulary, 1)
         if len(hidden) <= size:

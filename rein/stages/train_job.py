@@ -15,6 +15,7 @@ from rein.config import paths
 from rein.config.load import kl_coefs
 from rein.config.methods import needs
 from rein.config.recipe import Recipe
+from rein.data.audit.verdict import Verdict
 from rein.data.batches import epoch_batches, epoch_order
 from rein.data.groups import units
 from rein.errors import GuardStop
@@ -93,6 +94,7 @@ class Job:
         self.applied: dict[str, int] = {}  # updates by role
         self.saved_at: Cursor | None = None
         self.tracker: Fanout | None = None
+        self.audited: Verdict | None = None  # what algorithm.method auto obeyed
 
     # rows of a step
 
@@ -238,7 +240,9 @@ class Job:
             *("val/score", "val/proxy_score", "probe/kl_reference", "probe/entropy"),
             "critic/vf_explained_var",
         )
+        audited = {} if self.audited is None else {"audit": self.audited.as_json()}
         return {
+            **audited,
             "rows": self.rows.counts,
             "updates": self.cursor.number,
             "skipped_updates": self.skipped,

@@ -8,15 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rein.audit import audit
 from rein.config import paths
-from rein.config.methods import needs
+from rein.config.load import settled_by
+from rein.config.methods import AUTO, needs
 from rein.config.recipe import Recipe
 from rein.config.rules import kl_coefs, sums_over_vocabulary
+from rein.data.audit.verdict import Verdict
 from rein.data.cache import ScoreCache
 from rein.data.loader import load_prompts
 from rein.data.tokenize import Encoder
 from rein.engines.hf import HfEngine
-from rein.errors import CheckpointError
+from rein.errors import CheckpointError, DataError
 from rein.experience import ExperienceMaker, reference_log_probs
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import Critic, load_critic
@@ -41,7 +44,6 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
 
     A rehearsal restores and writes nothing.
     """
-    wanted = needs(recipe)
     start = paths.start_policy(recipe, "train")
     actor = load_actor(start, seed=derive(recipe.seed, "actor"), **_model_options(recipe))
     encoder = Encoder(
@@ -50,6 +52,10 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         stop_ids=set(actor.stop_ids),
         vocab_size=actor.vocabulary,
     )
+    audited = None
+    if recipe.algorithm.method == AUTO:
+        recipe, audited = _obey(recipe, console, actor, encoder)
+    wanted = needs(recipe)
     folder = paths.stage_dir(recipe, "train")
     rows = load_rows(recipe, console, encoder, None if rehearsal else folder)
     rows.demonstrations = load_mixing(recipe, console, encoder, rows.held_out, None if rehearsal else folder)
@@ -75,10 +81,32 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     probe = Probe(actor, probe_rows, budget)
     validator = None if rehearsal else _validator(recipe, console, actor, encoder, rows.held_out)
     job = Job(recipe, console, rows, _content(actor, critic), actor, critic, maker, probe, validator)
+    job.audited = audited
     if not rehearsal:
         _resume(job)
         job.tracker = open_trackers(recipe.trainer.logger, folder, from_number=job.cursor.number)
     return job
+
+
+def _obey(recipe: Recipe, console: Console, actor: Actor, encoder: Encoder) -> tuple[Recipe, Verdict]:
+    """The recipe that the audit's verdict asks for. Raises DataError where it says not to train."""
+    files = paths.train_files(recipe)
+    verdict = audit(recipe, files, actor, encoder).verdict
+    for reason in verdict.reasons:
+        console.say(f"audit: {reason.said}")
+    if verdict.decision == "stop":
+        why = "; ".join(reason.said for reason in verdict.reasons if reason.level == "stop")
+        raise DataError(f"{files[0]}: the audit says not to train: {why}; mend the data, or name a method")
+    recipe, notes = settled_by(recipe, verdict.method, verdict.settings)
+    words = [verdict.method, *(f"{key}={_word(value)}" for key, value in verdict.settings.items())]
+    console.say(f"algorithm.method: auto -> {' '.join(words)}")
+    for note in notes:
+        console.say(f"note: {note}")
+    return recipe, verdict
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _content(actor: Actor, critic: Critic | None) -> str:

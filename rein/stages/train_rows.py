@@ -17,7 +17,7 @@ from rein.config.methods import needs, reads_scores
 from rein.config.recipe import Recipe
 from rein.data.batches import over_budget_note
 from rein.data.groups import refuse_lacking, select
-from rein.data.loader import load_demonstrations, load_trajectories, write_rejects
+from rein.data.loader import load_demonstrations, load_prompts, load_trajectories, write_rejects
 from rein.data.mixing import Mixing
 from rein.data.split import holdout, prompt_key
 from rein.data.tokenize import Encoder
@@ -60,17 +60,18 @@ def load_rows(recipe: Recipe, console: Console, encoder: Encoder, folder: Path |
         write_rejects(folder / "rejects.jsonl", loaded.rejects)
     if folder is None and "pairs" in needs(recipe):  # a rehearsal's few rows need not score differently
         loaded.rows = [row.with_score(float(i % 2)) for i, row in enumerate(loaded.rows)]
+    left_out = _leave_out(recipe, encoder, loaded.rows)
     train, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
-    counts = {"in": loaded.total, "rejected": len(loaded.rejects), "held_out": len(held_out)}
+    counts = {"in": loaded.total, "rejected": len(loaded.rejects), **left_out, "held_out": len(held_out)}
     refuse_lacking(recipe, files[0], loaded.rows)
-    train, left_out = select(
+    train, unused = select(
         train,
         files[0],
         threshold=recipe.algorithm.filter_threshold,
         spread=recipe.algorithm.filter_groups.enable,
         paired="pairs" in needs(recipe),
     )
-    counts |= left_out
+    counts |= unused
     counts["trained"] = len(train)
     _warn(recipe, console, train)
     said = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
@@ -88,6 +89,17 @@ def load_rows(recipe: Recipe, console: Console, encoder: Encoder, folder: Path |
             "out; give more prompts, raise data.holdout_fraction, or write fixed"
         )
     return Rows(train, held_out, counts)
+
+
+def _leave_out(recipe: Recipe, encoder: Encoder, rows: list[Trajectory]) -> dict[str, int]:
+    """Take the rows out that answer a prompt of data.leave_out; how many."""
+    if not recipe.data.leave_out:
+        return {}
+    others = load_prompts(recipe.data.leave_out, encoder, recipe.data).rows
+    keys = {prompt_key(prompt.prompt_ids) for prompt in others}
+    before = len(rows)
+    rows[:] = [row for row in rows if prompt_key(row.prompt_ids) not in keys]
+    return {"left_out": before - len(rows)}
 
 
 def _warn(recipe: Recipe, console: Console, train: list[Trajectory]) -> None:

@@ -1,0 +1,121 @@
+"""Loaded rows in, the few numbers that a verdict is made of out. Reads no file and no model."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from rein.data.audit.verdict import Evidence
+from rein.data.schemas import Kind
+from rein.data.split import prompt_key
+from rein.types import Trajectory
+
+UNLIKELY = 0.02
+Groups = dict[str, list[Trajectory]]  # by prompt
+
+
+def evidence_of(
+    kind: Kind,
+    rows: Sequence[Trajectory],
+    *,
+    evaluation: Collection[str] = (),  # prompt keys of what is measured on
+    evaluation_files: Sequence[str] = (),
+) -> Evidence:
+    """`rows`: those that the loader lets through."""
+    groups: Groups = defaultdict(list)
+    for row in rows:
+        groups[prompt_key(row.prompt_ids)].append(row)
+    scores = [row.score for row in rows if row.score is not None]
+    shared = sum(len(own) for key, own in groups.items() if key in evaluation)
+    return Evidence(
+        kind=kind,
+        rows=len(rows),
+        prompts=len(groups),
+        scored=len(scores),
+        scores=len(set(scores)),
+        copies=copies(groups, believed=True),
+        copies_unexplained=copies(groups, believed=False),
+        contradictions=contradictions(groups),
+        length=length_correlation(groups),
+        shared=shared,
+        shared_files=tuple(evaluation_files) if shared else (),
+    )
+
+
+def copies(groups: Groups, *, believed: bool) -> float:
+    """The share of rows that repeat an answer to their prompt more often than sampling would.
+
+    m of a prompt's n answers are equal, of probability p. Where m or more of n are unlikely (below UNLIKELY,
+    binomial) the other n - m let expect (n - m) p / (1 - p) of them, and the rest are copies. Where p is not
+    known, or not believed, half of equal answers are.
+    """
+    excess = 0.0
+    for own in groups.values():
+        for same in _equal(own).values():
+            n, m, first = len(own), len(same), same[0]
+            if m == 1:
+                continue
+            if first.behavior_log_probs is None or not believed:
+                excess += (m - 1) / 2
+                continue
+            p = math.exp(float(first.behavior_log_probs[first.response_mask].sum(dtype=np.float64)))
+            if _at_least(m, n, p) < UNLIKELY:
+                excess += max(m - 1 - (n - m) * p / (1 - p), 0.0)
+    return excess / max(sum(map(len, groups.values())), 1)
+
+
+def _at_least(m: int, n: int, p: float) -> float:
+    """P(X >= m) for X ~ Binomial(n, p)."""
+    if p >= 1 or m <= 0:
+        return 1.0
+    if p <= 0:
+        return 0.0
+    terms = (
+        math.lgamma(n + 1)
+        - math.lgamma(k + 1)
+        - math.lgamma(n - k + 1)
+        + k * math.log(p)
+        + (n - k) * math.log1p(-p)
+        for k in range(m, n + 1)
+    )
+    return min(sum(map(math.exp, terms)), 1.0)
+
+
+def contradictions(groups: Groups) -> float | None:
+    """Of the pairs of equal answers to a prompt, the share that scores differently; None without a pair."""
+    pairs = differ = 0
+    for own in groups.values():
+        for same in _equal(own).values():
+            scores = [row.score for row in same if row.score is not None]
+            n = len(scores)
+            pairs += n * (n - 1) // 2
+            equal = sum(scores.count(score) * (scores.count(score) - 1) // 2 for score in set(scores))
+            differ += n * (n - 1) // 2 - equal
+    return differ / pairs if pairs else None
+
+
+def length_correlation(groups: Groups) -> float | None:
+    """Pearson's r of score and tokens, each less its prompt's mean; None where either never differs."""
+    scores, lengths = [], []
+    for own in groups.values():
+        scored = [(row.score, int(row.response_mask.sum())) for row in own if row.score is not None]
+        if len(scored) > 1:
+            found = np.array(scored, dtype=np.float64)
+            found -= found.mean(0)
+            scores.append(found[:, 0])
+            lengths.append(found[:, 1])
+    if not scores:
+        return None
+    s, t = np.concatenate(scores), np.concatenate(lengths)
+    spread = float(np.sqrt((s @ s) * (t @ t)))
+    return float(s @ t) / spread if spread > 0 else None
+
+
+def _equal(rows: Sequence[Trajectory]) -> dict[bytes, list[Trajectory]]:
+    same: dict[bytes, list[Trajectory]] = defaultdict(list)
+    for row in rows:
+        same[np.asarray(row.response_ids, dtype=np.int64).tobytes()].append(row)
+    return same

@@ -1,0 +1,210 @@
+"""What follows from an audit's facts: train, train with these settings, or don't, and why.
+
+Every limit is a constant here. A verdict's settings are keys of a recipe that hold where the recipe does not
+give them itself; `algorithm.method: auto` obeys them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+MIN_ROWS: Final = 128  # fewer say more about chance than about answers
+MIN_PROMPTS: Final = 16
+COPIES: Final = 0.2  # share of rows that are copies beyond what the policy would repeat by itself
+CONTRADICTIONS: Final = 0.05  # of pairs of equal answers to a prompt, the share that scores differently
+LENGTH: Final = 0.5  # correlation of score and length among a prompt's answers
+DRIFT: Final = 0.02  # nats per token from the behavior policy: the articles' limit
+REPRODUCED: Final = 0.01, 0.05  # nats: median and 99th percentile of |stored - the model's own|
+WEIGHT: Final = 0.03  # token weights average 1 where the stored log-probs are the sampler's own
+ONE_SIDED: Final = 0.01  # nats below the model's own that rounding explains
+LIKELIER: Final = 8.0  # nats over the sample by which another temperature fits better
+CUT: Final = 10.0  # tokens expected beyond a nucleus where none is
+BESIDE: Final = 0.4  # of those expected just within it, that are there: a colder policy thins them out too
+NEARER: Final = 0.7  # |stored - the model's own| at another temperature / at the stated one
+FAR: Final = 1.0  # nats per token that the answers surprise the model more than its own would
+
+
+class Reason(NamedTuple):
+    """`finding` is one of a few names; `level`: stop (don't train), limit (a setting answers it) or note."""
+
+    finding: str
+    level: str
+    said: str
+
+
+class Verdict(NamedTuple):
+    """`decision`: train, limits (train with the settings) or stop."""
+
+    decision: str
+    method: str
+    settings: dict[str, Any]
+    reasons: list[Reason]
+
+    def as_json(self) -> dict[str, Any]:
+        return {**self._asdict(), "reasons": [reason._asdict() for reason in self.reasons]}
+
+
+class Evidence(NamedTuple):
+    """What the structural facts say, in the few numbers that a verdict is made of; None: not known."""
+
+    kind: str  # trajectories, preferences, prompts, sft
+    rows: int  # usable
+    prompts: int
+    scored: int
+    scores: int  # different ones
+    copies: float = 0.0  # share of rows that repeat another, less what their log-probs make expected
+    copies_unexplained: float = 0.0  # the same where the log-probs are not to be believed: beyond half
+    contradictions: float | None = None
+    length: float | None = None  # correlation within prompts
+    shared: int = 0  # rows whose prompt is in the evaluation file
+    shared_files: tuple[str, ...] = ()
+
+
+def judge(evidence: Evidence, model: Mapping[str, Any] | None = None) -> Verdict:
+    """`model`: model_facts.facts, where a model was given."""
+    reasons = _stops(evidence)
+    if evidence.kind == "preferences":
+        reasons.append(Reason("preferences", "note", "pairs of answers without scores: dpo learns from them"))
+    settings: dict[str, Any] = {}
+    method = "dpo" if evidence.kind == "preferences" else "ppo"
+    if model is not None:
+        for reason, keys in _behavior(model):
+            reasons.append(reason)
+            settings |= keys
+        far = model["surprise"]["low"]
+        unknown = "behavior" not in model or "data.behavior" in settings
+        if far > FAR and unknown and method == "ppo":
+            method = "awr"
+            said = (
+                f"the answers surprise the model by {far:.2f} nats a token more than its own would, and who "
+                "wrote them is unknown: awr imitates the better ones and needs no log-probs"
+            )
+            reasons.append(Reason("far", "limit", said))
+    believed = "behavior" in (model or {}) and "data.behavior" not in settings
+    for reason, keys in _rows(evidence, evidence.copies if believed else evidence.copies_unexplained):
+        reasons.append(reason)
+        settings |= keys
+    stop = any(reason.level == "stop" for reason in reasons)
+    limits = bool(settings) or any(reason.level == "limit" for reason in reasons)
+    return Verdict("stop" if stop else "limits" if limits else "train", method, settings, reasons)
+
+
+def _stops(e: Evidence) -> list[Reason]:
+    if e.kind not in ("trajectories", "preferences"):
+        do = "generate answers first (rein rollout)" if e.kind == "prompts" else "use them for sft"
+        return [Reason("no answers", "stop", f"a file of {e.kind} has no scored answers: {do}")]
+    found = []
+    if e.rows < MIN_ROWS or e.prompts < MIN_PROMPTS:
+        said = f"{e.rows} usable rows of {e.prompts} prompts: at least {MIN_ROWS} of {MIN_PROMPTS} are needed"
+        found.append(Reason("too few", "stop", said))
+    if e.kind == "preferences":
+        return found
+    if not e.scored:
+        found.append(Reason("no score", "stop", "no row has a score: score them first (rein score)"))
+    elif e.scores < 2:
+        said = "every answer scores the same: there is nothing to prefer"
+        found.append(Reason("no spread", "stop", said))
+    return found
+
+
+def _rows(e: Evidence, copies: float) -> list[tuple[Reason, dict[str, Any]]]:
+    found: list[tuple[Reason, dict[str, Any]]] = []
+    if e.shared:
+        said = (
+            f"{e.shared} rows answer prompts of the evaluation file: they are left out, or it measures memory"
+        )
+        found.append((Reason("leaked", "limit", said), {"data.leave_out": list(e.shared_files)}))
+    if copies > COPIES:
+        said = f"{copies:.0%} of the rows are copies of others: each is kept once"
+        found.append((Reason("duplicated", "limit", said), {"data.drop_duplicates": True}))
+    if e.contradictions is not None and e.contradictions > CONTRADICTIONS:
+        said = (
+            f"{e.contradictions:.0%} of equal answers to a prompt score differently: the reward is noisy; "
+            "ppo bears it, imitation of the best (filtered_bc, awr) learns the mistakes"
+        )
+        found.append((Reason("reward noise", "note", said), {}))
+    if e.length is not None and abs(e.length) > LENGTH:
+        more = "longer" if e.length > 0 else "shorter"
+        said = (
+            f"{more} answers to a prompt score higher (correlation {e.length:+.2f}): if that is not meant, "
+            "correct the reward or set reward_manager.length_penalty; watch val/response_length"
+        )
+        found.append((Reason("length", "note", said), {}))
+    return found
+
+
+def _behavior(model: Mapping[str, Any]) -> list[tuple[Reason, dict[str, Any]]]:
+    """Whether the stored log-probs are those of whoever wrote the answers."""
+    if "behavior" not in model:
+        said = (
+            "behavior log-probs are not stored: no importance weights, ppo holds the ratio to the old actor"
+        )
+        return [(Reason("behavior unknown", "note", said), {})]
+    unknown = {"data.behavior": "unknown"}
+    gap, cut = model["behavior"], _cut(model)
+    if gap["median"] < REPRODUCED[0] and gap["p99"] < REPRODUCED[1] and not _elsewhere(model):
+        if cut is not None:
+            said = f"the answers come from a nucleus (top_p about {cut:.2f}), the log-probs do not say so"
+            return [(Reason("top-p cut", "limit", f"{said}: they are not used"), unknown)]
+        likely = _likely(model)
+        if likely is not None:
+            said = (
+                f"the answers look sampled at temperature {likely:g}, but their log-probs are those at "
+                f"{model['stated_temperature']:g}: they are not used"
+            )
+            return [(Reason("wrong temperature", "limit", said), unknown)]
+        said = f"the model reproduces the stored log-probs within {gap['p99']:.2g} nats: they are its own"
+        return [(Reason("reproduced", "note", said), {})]
+    if gap["lowest"] > -ONE_SIDED and gap["p99"] > 2 * ONE_SIDED:
+        said = "the stored log-probs are never below the model's own, as after a top-p or top-k cut"
+        return [(Reason("top-p cut", "limit", f"{said}: they are not used"), unknown)]
+    weight = model["token_weight"]
+    if weight["low"] > 1 + WEIGHT or weight["high"] < 1 - WEIGHT:
+        said = (
+            f"importance weights average {weight['mean']:.3g} ({weight['low']:.3g} to {weight['high']:.3g}), "
+            "not 1: the stored log-probs are not of who wrote the answers, and are not used"
+        )
+        return [(Reason("wrong model", "limit", said), unknown)]
+    return _stale(model)
+
+
+def _stale(model: Mapping[str, Any]) -> list[tuple[Reason, dict[str, Any]]]:
+    distance, ess = model["distance"]["k3_kl"], model["weights"]["seq_ess"]
+    said = f"another policy wrote the answers, {distance:.3f} nats a token away"
+    if distance <= DRIFT:
+        return [(Reason("near", "note", f"{said}, within the limit of {DRIFT}"), {})]
+    shape = model["weights"].get("seq_pareto_k", math.nan)
+    tail = f", Pareto k {shape:.2f}" if math.isfinite(shape) else ""
+    said += f", above {DRIFT}: importance weights are needed (ESS of rows {ess:.2f}{tail})"
+    return [(Reason("stale", "note", said), {})]
+
+
+def _cut(model: Mapping[str, Any]) -> float | None:
+    """top_p, where tokens that a cut leaves out are missing."""
+    expected, seen = model["cut"]["expected"], model["cut"]["seen"]
+    names = list(expected)
+    missing = [i for i, name in enumerate(names) if expected[name] >= CUT and seen[name] == 0]
+    if not missing or missing[0] < 2:
+        return None
+    within, first = names[missing[0] - 2], names[missing[0]]
+    beside = seen[within] / max(expected[within] - expected[first], 1)
+    return float(model["cut"]["highest"]) if beside > BESIDE else None
+
+
+def _elsewhere(model: Mapping[str, Any]) -> bool:
+    """Whether the stored log-probs are the model's own at another temperature, where the answers fit it."""
+    near, means = model["behavior"]["temperatures"], model["temperatures"]
+    at = min(near, key=lambda name: near[name])
+    fits = (max(means.values()) - means[at]) * model["tokens"] <= LIKELIER
+    return bool(near[at] < NEARER * model["behavior"]["mean_abs"]) and fits
+
+
+def _likely(model: Mapping[str, Any]) -> float | None:
+    """The temperature at which the answers are likeliest, where that is not the stated one."""
+    means = model["temperatures"]
+    best = max(means, key=lambda name: means[name])
+    gain = (means[best] + model["nll"]) * model["tokens"]
+    low, high = model["surprise"]["low"], model["surprise"]["high"]
+    return float(best) if gain > LIKELIER and not low <= 0 <= high else None
