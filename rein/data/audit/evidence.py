@@ -36,8 +36,7 @@ def evidence_of(
         prompts=len(groups),
         scored=len(scores),
         scores=len(set(scores)),
-        copies=copies(groups, believed=True),
-        copies_unexplained=copies(groups, believed=False),
+        copies=copies(groups),
         contradictions=contradictions(groups),
         length=length_correlation(groups),
         shared=shared,
@@ -45,21 +44,18 @@ def evidence_of(
     )
 
 
-def copies(groups: Groups, *, believed: bool) -> float:
+def copies(groups: Groups) -> float:
     """The share of rows that repeat an answer to their prompt more often than sampling would.
 
     m of a prompt's n answers are equal, of probability p. Where m or more of n are unlikely (below UNLIKELY,
     binomial) the other n - m let expect (n - m) p / (1 - p) of them, and the rest are copies. Where p is not
-    known, or not believed, half of equal answers are.
+    known nothing is called a copy: a sure policy repeats itself.
     """
     excess = 0.0
     for own in groups.values():
         for same in _equal(own).values():
             n, m, first = len(own), len(same), same[0]
-            if m == 1:
-                continue
-            if first.behavior_log_probs is None or not believed:
-                excess += (m - 1) / 2
+            if m == 1 or first.behavior_log_probs is None:
                 continue
             p = math.exp(float(first.behavior_log_probs[first.response_mask].sum(dtype=np.float64)))
             if _at_least(m, n, p) < UNLIKELY:
@@ -73,14 +69,8 @@ def _at_least(m: int, n: int, p: float) -> float:
         return 1.0
     if p <= 0:
         return 0.0
-    terms = (
-        math.lgamma(n + 1)
-        - math.lgamma(k + 1)
-        - math.lgamma(n - k + 1)
-        + k * math.log(p)
-        + (n - k) * math.log1p(-p)
-        for k in range(m, n + 1)
-    )
+    ways = (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(m, n + 1))
+    terms = (way + k * math.log(p) + (n - k) * math.log1p(-p) for k, way in enumerate(ways, m))
     return min(sum(map(math.exp, terms)), 1.0)
 
 

@@ -55,7 +55,6 @@ class Evidence(NamedTuple):
     scored: int
     scores: int  # different ones
     copies: float = 0.0  # share of rows that repeat another, less what their log-probs make expected
-    copies_unexplained: float = 0.0  # the same where the log-probs are not to be believed: beyond half
     contradictions: float | None = None
     length: float | None = None  # correlation within prompts
     shared: int = 0  # rows whose prompt is in the evaluation file
@@ -83,7 +82,7 @@ def judge(evidence: Evidence, model: Mapping[str, Any] | None = None) -> Verdict
             )
             reasons.append(Reason("far", "limit", said))
     believed = "behavior" in (model or {}) and "data.behavior" not in settings
-    for reason, keys in _rows(evidence, evidence.copies if believed else evidence.copies_unexplained):
+    for reason, keys in _rows(evidence, evidence.copies if believed else 0.0):
         reasons.append(reason)
         settings |= keys
     stop = any(reason.level == "stop" for reason in reasons)
