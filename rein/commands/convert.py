@@ -1,4 +1,4 @@
-"""`rein convert IN... OUT`: other tools' files in, a file of one of Rein's kinds out, nothing lost in silence.
+"""`rein convert IN... OUT`: other tools' files in, a file of one of Rein's kinds out, nothing silently lost.
 
 Rows are streamed; only pairs made of scored answers are gathered first. OUT is written complete or not at
 all, rejects beside it as OUT.rejects.jsonl. The layouts are in data/formats; this decides, counts and says.
@@ -6,21 +6,20 @@ all, rejects beside it as OUT.rejects.jsonl. The layouts are in data/formats; th
 
 import math
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from rein.commands.convert_files import Rejects, Requests, write
+from rein.commands.convert_report import Count, say, say_decisions
 from rein.data import schemas as s
 from rein.data.files import Source as File
 from rein.data.files import sources
 from rein.data.formats import AUTO, Decision, decide
 from rein.data.formats.kinds import as_kind, for_pairs, pairs_of, prompt_name
 from rein.data.formats.layout import Ledger, Options, Source, absent
-from rein.data.parquet import Row, columns_of, source_rows
+from rein.data.parquet import Row, source_rows
 from rein.data.rejects import BadRow
 from rein.data.schemas import Kind
 from rein.errors import ConfigError, DataError
@@ -31,17 +30,6 @@ KINDS: Final[tuple[Kind, ...]] = ("prompts", "trajectories", "preferences", "sft
 LOG_PROBS: Final = ("raw", "processed")
 LOOKED_AT: Final = 50  # rows that decide what a file is
 CONTEXT: Final = (s.DATA_SOURCE, s.ABILITY, s.REWARD_MODEL)
-
-
-@dataclass(slots=True)
-class Count:
-    """rows = written + left out, in rows of the kind that is written (of pairs: in answers)."""
-
-    read: int = 0  # rows of the files
-    rows: int = 0  # what they hold: an answer each, where a row holds several
-    used: int = 0
-    written: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)  # no fault of the rows
 
 
 def run_words(words: Namespace, console: Console) -> None:
@@ -88,7 +76,7 @@ def run(
     answers = [(file, decision) for file, decision in decisions if file.name not in asked]
     joined = bool(asked) and any(decision.layout.name == "batch output" for _, decision in answers)
     kind = _kind(answers if joined else decisions, to)
-    _say_decisions(decisions, kind, console)
+    say_decisions(decisions, kind, console)
     ledger, count = Ledger(options), Count()
     with Rejects(path) as rejects, Requests() as requests:
         if joined:
@@ -98,7 +86,7 @@ def run(
         rows = _rows(answers if joined else decisions, kind, ledger, count, rejects, limit)
         write(path, _judged(rows, path, count, rejects, max_bad_fraction), kind)
         rejects.keep()
-    _say(path, kind, found, ledger, count, rejects, console)
+    say(path, kind, found, ledger, count, rejects, console)
 
 
 def _rows(
@@ -244,62 +232,14 @@ def _decided(file: File, form: str) -> Decision:
 def _kind(decisions: Sequence[tuple[File, Decision]], to: str | None) -> Kind:
     """What is written: as asked, else what the files are."""
     natural = dict.fromkeys(decision.layout.kind for _, decision in decisions)
-    kind = next((kind for kind in KINDS if kind == to), None)
-    if kind is None and len(natural) > 1:
+    asked = [kind for kind in KINDS if kind == to]
+    if not asked and len(natural) > 1:
         each = "; ".join(f"{file.name}: {decision.layout.kind}" for file, decision in decisions[:4])
         raise DataError(f"the files are of several kinds ({each}); convert them apart or say which with --to")
-    kind = next(iter(natural)) if kind is None else kind
+    kind = [*asked, *natural][0]
     if kind == "preferences" and set(natural) & {"sft", "prompts"}:
         raise DataError(
             f"a file of {' and '.join(natural)} has no worse answers, so it holds no preferences; "
             "give scored answers or pairs"
         )
     return kind
-
-
-def _say_decisions(decisions: Sequence[tuple[File, Decision]], kind: Kind, console: Console) -> None:
-    told = dict[str, list[str]]()
-    for file, decision in decisions:
-        layout, fits = decision.layout, f"{decision.fitting} of the first {decision.looked_at} rows"
-        also = f"; also fits: {', '.join(decision.others)}" if decision.others else ""
-        told.setdefault(
-            f"{decision.form}, {layout.name}, a kind of {layout.kind}: {fits} have {layout.columns}{also}", []
-        ).append(file.name)
-    for what, names in told.items():
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        console.say(f"{shown}: {what}")
-    console.say(f"written as {kind}")
-
-
-def _say(
-    path: Path,
-    kind: Kind,
-    found: Sequence[File],
-    ledger: Ledger,
-    count: Count,
-    rejects: Rejects,
-    console: Console,
-) -> None:
-    left = count.rows - count.used
-    holding = "" if count.rows == count.read else f", holding {count.rows} answers"
-    used = (
-        f"{count.used} used in {count.written} pairs"
-        if count.used != count.written
-        else f"{count.written} written"
-    )
-    console.say(f"{path}: {count.read} rows in{holding} = {used} + {left} left out")
-    for what, number in count.left_out.items():
-        if number:
-            console.say(f"  left out, {what}: {number}")
-    if rejects.total:
-        console.say(f"  left out, unusable: {rejects.summary(count.rows)}; all in {rejects.path}")
-    console.say("columns:")
-    for name, targets in ledger.became.items():
-        console.say(f"  {name} -> {', '.join(targets)}")
-    named = dict.fromkeys(name for file in found for name in columns_of(file))
-    for name in named:
-        if name not in ledger.became:
-            console.say(f"  {name} not carried: {ledger.left.get(name, 'nothing in any row')}")
-    for what, number in ledger.noticed.items():
-        if number:
-            console.say(f"note: {number} rows: {what}")

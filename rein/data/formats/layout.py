@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from rein.data import schemas as s
 from rein.data.parquet import Row
@@ -56,10 +56,10 @@ class Ledger:
 class Source:
     """One row being read."""
 
-    __slots__ = ("_open", "ledger", "row")
+    __slots__ = ("_noted", "_open", "ledger", "row")
 
     def __init__(self, row: Row, ledger: Ledger) -> None:
-        self.row, self.ledger = row, ledger
+        self.row, self.ledger, self._noted = row, ledger, set[str]()
         self._open = {name for name, value in row.items() if not absent(value)}
 
     def peek(self, *names: str) -> Any:
@@ -90,7 +90,10 @@ class Source:
         return found
 
     def note(self, what: str) -> None:
-        self.ledger.noticed[what] += 1
+        """Once a row."""
+        if what not in self._noted:
+            self._noted.add(what)
+            self.ledger.noticed[what] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not absent(value)
 
 

@@ -17,6 +17,7 @@ from rein.data.formats.layout import Source, absent, first_of, is_number
 CLAMPED: Final = -9998.0  # engines write -9999 where a log-prob is minus infinity
 SUM_TOLERANCE: Final = 1e-2
 TOKEN_ID: Final = re.compile(r"(?:<)?token_id:(\d+)>?")
+ASSUMED: Final = "log-probs kept though no temperature is stored: 1 is assumed; --temperature says another"
 LEFT: Final = "log-probs left out, behavior unknown: "
 NAMELESS: Final = (
     LEFT + "the tokens are named by their texts, not by ids, so that they belong to no token that can be "
@@ -24,7 +25,7 @@ NAMELESS: Final = (
 )
 _NEUTRAL: Final[dict[str, tuple[float, ...]]] = {  # what leaves the distribution whole
     "top_p": (1.0,),
-    "top_k": (0, -1),
+    "top_k": (0.0, -1.0),
     "min_p": (0.0,),
     "repetition_penalty": (1.0,),
     "presence_penalty": (0.0,),
@@ -34,8 +35,8 @@ _NEUTRAL: Final[dict[str, tuple[float, ...]]] = {  # what leaves the distributio
 
 def temperature_of(source: Source, sampling: Mapping[str, Any]) -> float | None:
     """The temperature of a request; what the command line says where it has none."""
-    found = first_of(dict(sampling), "temperature")
-    return float(found) if found is not None and is_number(found) else source.ledger.options.temperature
+    found = _number(sampling.get("temperature"))
+    return found if found is not None else source.ledger.options.temperature
 
 
 def behavior(
@@ -50,6 +51,8 @@ def behavior(
         return None
     why = _unusable(source, ids, log_probs, sampling, cumulative)
     if why is None:
+        if temperature_of(source, sampling) is None:
+            source.note(ASSUMED)
         return [float(value) for value in log_probs if value is not None]
     source.note(why if why == NAMELESS else LEFT + why)
     return None

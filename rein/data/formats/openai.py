@@ -17,52 +17,28 @@ from rein.data.formats.layout import (
     bare,
     first_of,
     has_any,
-    is_text,
     is_turns,
     score_of,
     truth,
 )
 from rein.data.formats.log_probs import behavior, chosen, temperature_of, token_id
+from rein.data.formats.openai_requests import (
+    BOOKKEEPING,
+    ENVELOPE,
+    RESPONSES,
+    body_of,
+    is_request,
+    prompt_of,
+    request_of,
+    response_of,
+)
 from rein.data.formats.preferences import read_pair
 from rein.data.parquet import Row
 from rein.data.rejects import BadRow
 from rein.types import Message
 
-REQUESTS: Final = ("request", "request_body", "kwargs", "params")
-RESPONSES: Final = ("response", "completion", "response_body", "output")
-SCORES: Final = ("score", "scores", "reward", "rewards", "label")
+SCORES: Final = ("score", "scores", "reward", "rewards")
 TRUTHS: Final = ("ground_truth", "label", "answer", "gts")
-ENVELOPE: Final = (
-    "id",
-    "object",
-    "created",
-    "system_fingerprint",
-    "service_tier",
-    "usage",
-    "prompt_logprobs",
-    "kv_transfer_params",
-    "method",
-    "url",
-    "error",
-)
-BOOKKEEPING = "the server's bookkeeping"
-
-
-def body_of(value: Any) -> dict[str, Any]:
-    """A request or response without the envelope of a batch or its JSON text."""
-    value = parsed(value) if isinstance(value, str) else value
-    if not isinstance(value, dict):
-        return {}
-    inner = value.get("body")
-    inner = parsed(inner) if isinstance(inner, str) else inner
-    return inner if isinstance(inner, dict) else value
-
-
-def is_request(value: Any) -> bool:
-    body = body_of(value)
-    return (
-        is_turns(body.get("messages")) or is_text(body.get("prompt")) or isinstance(body.get("prompt"), list)
-    )
 
 
 def _choices(row: Row) -> Any:
@@ -76,22 +52,23 @@ def _is_answered(row: Row) -> bool:
     )
 
 
-def is_batch_output(row: Row) -> bool:
+def _is_batch_output(row: Row) -> bool:
     return "custom_id" in row and "response" in row and not is_request(row) and "request" not in row
 
 
-def is_batch_input(row: Row) -> bool:
+def _is_batch_input(row: Row) -> bool:
     return "custom_id" in row and isinstance(row.get("body"), dict | str) and is_request(row)
 
 
 def _answered(source: Source) -> list[Row]:
     """One trajectory for each choice of a response."""
-    body, request = _response(source), _request(source)
-    prompt, prompt_ids = _prompt(request, source)
+    body, request = response_of(source), request_of(source)
+    prompt, prompt_ids = prompt_of(request, source)
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
         raise BadRow("no answer", "the response has no choices")
-    score_name = next((name for name in SCORES if source.peek(name) is not None), "")
+    judged = (*SCORES, "label") if isinstance(source.peek("label"), bool) else SCORES
+    score_name = next((name for name in judged if source.peek(name) is not None), "")
     score = source.take(s.SCORE, score_name) if score_name else None
     if isinstance(score, list) and len(score) != len(choices):
         raise BadRow("no score", f"{len(choices)} choices but {len(score)} in {score_name}")
@@ -108,13 +85,8 @@ def _answered(source: Source) -> list[Row]:
     for i, choice in enumerate(choices):
         if not isinstance(choice, dict):
             raise BadRow("no answer", f"choices[{i}] is no struct")
-        own = (
-            score[i]
-            if isinstance(score, list)
-            else first_of(choice, "score", "reward")
-            if score is None
-            else score
-        )
+        own = score[i] if isinstance(score, list) else score
+        own = first_of(choice, "score", "reward") if own is None else own
         before = first_of(choice, "prompt_token_ids") or first_of(body, "prompt_token_ids") or prompt_ids
         rows.append(
             {
@@ -136,18 +108,18 @@ def _choice(choice: Mapping[str, Any], request: dict[str, Any], source: Source) 
     else:
         said = choice.get("text")
         response = said if isinstance(said, str) else ""
-    tokens, log_probs, found = _log_probs(choice.get("logprobs"))
+    log_probs, found = _log_probs(choice.get("logprobs"))
     ids = first_of(dict(choice), "token_ids", "output_token_ids") or found
     if request.get("echo"):
         response, cut = _without_echo(str(response), request, choice)
-        tokens, log_probs = tokens[cut:], None if log_probs is None else log_probs[cut:]
+        log_probs = None if log_probs is None else log_probs[cut:]
         ids = ids[cut:] if ids is found and ids is not None else ids
     row: Row = {s.RESPONSE: response, s.FINISH_REASON: choice.get("finish_reason"), s.RESPONSE_IDS: ids}
     return {**row, s.BEHAVIOR_LOG_PROBS: behavior(source, ids, log_probs, request)}
 
 
-def _log_probs(value: Any) -> tuple[list[str], list[float | None] | None, list[int] | None]:
-    """Token texts, log-probs and, where the texts name them, ids; of completions and of chat."""
+def _log_probs(value: Any) -> tuple[list[float | None] | None, list[int] | None]:
+    """Log-probs and, where the tokens' texts name them, ids; of completions and of chat."""
     value = parsed(value) if isinstance(value, str) else value
     if isinstance(value, dict) and isinstance(value.get("content"), list):
         entries = [entry if isinstance(entry, dict) else {} for entry in value["content"]]
@@ -157,11 +129,11 @@ def _log_probs(value: Any) -> tuple[list[str], list[float | None] | None, list[i
         numbers = [chosen(number, None) for number in value["token_logprobs"]]
         tokens = [str(token) for token in value.get("tokens") or [""] * len(numbers)]
     else:
-        return [], None, None
+        return None, None
     if not numbers:
-        return [], None, None
+        return None, None
     ids = [found for token in tokens if (found := token_id(token)) is not None]
-    return tokens, numbers, ids if len(ids) == len(tokens) else None
+    return numbers, ids if len(ids) == len(tokens) else None
 
 
 def _without_echo(text: str, request: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[str, int]:
@@ -174,90 +146,10 @@ def _without_echo(text: str, request: Mapping[str, Any], choice: Mapping[str, An
     return text[len(prompt) :], sum(offset < len(prompt) for offset in offsets or [])
 
 
-def _response(source: Source) -> dict[str, Any]:
-    """The response's body; raises BadRow for one that reports an error."""
-    if source.peek("choices") is not None:
-        source.take(s.RESPONSE, "choices")
-        source.leave(BOOKKEEPING, *ENVELOPE, "prompt_token_ids")
-        return source.row
-    value = source.take(s.RESPONSE, *RESPONSES)
-    held = parsed(value) if isinstance(value, str) else value
-    status = held.get("status_code") if isinstance(held, dict) else None
-    if isinstance(status, int) and status != 200:
-        raise BadRow("failed request", f"the request failed with status {status}")
-    if error := first_of(source.row, "error") or body_of(value).get("error"):
-        raise BadRow("failed request", f"the request failed: {str(error)[:100]}")
-    source.leave(BOOKKEEPING, *ENVELOPE)
-    return body_of(value)
-
-
-def _request(source: Source) -> dict[str, Any]:
-    """What was asked: beside the response, under `request`, or in the batch's input file."""
-    found = source.take(s.PROMPT, *REQUESTS)
-    if found is not None:
-        return body_of(found)
-    if is_request(
-        {name: source.row.get(name) for name in ("messages", "prompt", "body") if name in source.row}
-    ):
-        whole = {**source.row, **body_of(source.row)}
-        source.take(s.PROMPT, "messages", "prompt", "body")
-        source.take(s.PROMPT, "prompt")
-        source.take(s.TEMPERATURE, "temperature")
-        source.take(s.TOP_P, "top_p")
-        source.leave(
-            "settings of the request, read for whether its log-probs can be used",
-            "top_k",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "logit_bias",
-            "logprobs",
-            "top_logprobs",
-            "max_tokens",
-            "max_completion_tokens",
-            "n",
-            "stream",
-            "echo",
-            "stop",
-            "seed",
-        )
-        return whole
-    key = source.take("the request it is joined to", "custom_id")
-    held = source.ledger.requests.get(str(key)) if key is not None else None
-    if held is None:
-        do = (
-            f"no request with custom_id {key!r}; give the batch's input file too"
-            if key
-            else "no request beside it"
-        )
-        raise BadRow("no prompt", f"the response does not hold its prompt, and there is {do}")
-    return body_of(held)
-
-
-def _prompt(
-    request: Mapping[str, Any], source: Source
-) -> tuple[list[Message] | str | None, list[int] | None]:
-    """Messages, text, or the ids of a prompt."""
-    if is_turns(request.get("messages")):
-        for name in ("tools", "functions"):
-            if request.get(name):
-                source.note("the request's tools are not carried: no stage shows them to the model")
-        return turns(request["messages"], "messages", source), None
-    value = request.get("prompt")
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, str):
-        return value, None
-    if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
-        return None, value
-    raise BadRow("no prompt", "the request holds neither messages nor one prompt")
-
-
 def _asked(source: Source) -> list[Row]:
     """A request without a response: a prompt."""
     body = body_of(source.take(s.PROMPT, "body"))
-    prompt, _ = _prompt(body, source)
+    prompt, _ = prompt_of(body, source)
     if prompt is None:
         raise BadRow("no prompt", "the request's prompt is token ids, and a prompts file holds text")
     source.leave(BOOKKEEPING, *ENVELOPE)
@@ -309,13 +201,13 @@ OPENAI: Final = Format(
             "requests with responses",
             "trajectories",
             "choices or response, with messages, prompt or request",
-            lambda row: _is_answered(row) and not is_batch_output(row),
+            lambda row: _is_answered(row) and not _is_batch_output(row),
             _answered,
         ),
         Layout(
-            "batch output", "trajectories", "custom_id, response.body.choices", is_batch_output, _answered
+            "batch output", "trajectories", "custom_id, response.body.choices", _is_batch_output, _answered
         ),
-        Layout("batch input", "prompts", "custom_id, body", is_batch_input, _asked),
+        Layout("batch input", "prompts", "custom_id, body", _is_batch_input, _asked),
         Layout(
             "fine-tuning messages",
             "sft",

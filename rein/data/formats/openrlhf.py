@@ -15,6 +15,7 @@ from rein.data.formats.layout import (
     absent,
     bare,
     first_of,
+    has_any,
     is_number,
     is_text,
     is_turn,
@@ -91,7 +92,13 @@ OPENRLHF: Final = Format(
             lambda row: _sided(row) and _asked(row),
             _preference,
         ),
-        Layout("preferences, prompt inside", "preferences", "chosen, rejected", _sided, _preference),
+        Layout(
+            "preferences, prompt inside",
+            "preferences",
+            "chosen, rejected",
+            lambda row: _sided(row) and not has_any(row, "conversations"),
+            _preference,
+        ),
         Layout(
             "rewarded answers",
             "trajectories",

@@ -51,8 +51,8 @@ MODELS: Final = ("model", "model_name", "generator", "policy")
 MARKED: Final = re.compile(r"(?:####|^A:|^Answer:)\s*(?P<value>\S[^\n]*?)\s*\Z", re.MULTILINE)
 
 SHORT_TRUTH = (
-    "the ground truth is what follows the reference solution's final mark (#### or A:), which is kept whole in "
-    "extra_info"
+    "the ground truth is what follows the reference solution's final mark (#### or A:), which is kept whole "
+    "in extra_info"
 )
 
 
