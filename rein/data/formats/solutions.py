@@ -24,7 +24,7 @@ from rein.data.formats.layout import (
 from rein.data.parquet import Row
 from rein.data.rejects import BadRow
 
-QUESTIONS: Final = ("question", "problem", "query", "prompt", "instruction", "input")
+QUESTIONS: Final = ("question", "problem", "query", "prompt", "instruction")
 TRUTHS: Final = ("ground_truth", "final_answer", "expected_answer", "gold", "target", "answer")
 TEXTS: Final = (
     "solution",
@@ -101,27 +101,26 @@ def _reference(row: Row) -> bool:
     return _asked(row) and is_text(answer) and MARKED.search(answer) is not None
 
 
-def _common(source: Source) -> tuple[str, Row]:
-    """The question and what its answers share."""
+def _common(source: Source) -> Row:
+    """What the answers to a question share."""
     question = cells.text(source.take(s.PROMPT, *QUESTIONS), "question")
     given = source.take("reward_model.ground_truth", *TRUTHS)
     short = final(given) if is_text(given) else None
     if short is not None:
         source.note(SHORT_TRUTH)
-    row: Row = {
+    return {
         s.PROMPT: [{"role": "user", "content": question}],
         s.GROUP: group_name(question),
         s.DATA_SOURCE: source.take(s.DATA_SOURCE, s.DATA_SOURCE),
         s.REWARD_MODEL: truth(given if short is None else short),
-        s.EXTRA_INFO: {"question": question} | ({} if short is None else {"reference": given}),
+        s.EXTRA_INFO: {} if short is None else {"reference": given},
     }
-    return question, row
 
 
 def _models(source: Source) -> list[Row]:
     names = [name for name, value in source.row.items() if _verdict_of(value)]
     found = [(name, source.take(f"a row with {s.BEHAVIOR_POLICY} {name}", name)) for name in names]
-    _, common = _common(source)
+    common = _common(source)
     if not found:
         raise BadRow("no answer", "no column holds an answer with its verdict")
     return [_scored(common, value, name) for name, value in found]
@@ -134,11 +133,11 @@ def _list(source: Source) -> list[Row]:
     items = source.take(f"{s.RESPONSE}, {s.SCORE}", name)
     model = source.take(s.BEHAVIOR_POLICY, *MODELS)
     if all(_verdict_of(item) for item in items):
-        _, common = _common(source)
+        common = _common(source)
         return [_scored(common, item, str(model or "")) for item in items]
     beside = next((v for v in LIST_VERDICTS if isinstance(source.peek(v), list)), "")
     scores = source.take(s.SCORE, beside) if beside else []
-    _, common = _common(source)
+    common = _common(source)
     if len(scores) != len(items):
         raise BadRow("no score", f"{len(items)} answers but {len(scores)} verdicts")
     return [
@@ -157,7 +156,7 @@ def _one(source: Source) -> list[Row]:
     name = next((name for name in VERDICTS if source.peek(name) is not None), VERDICTS[0])
     score = score_of(source.take(s.SCORE, name), name)
     model = source.take(s.BEHAVIOR_POLICY, *MODELS)
-    _, common = _common(source)
+    common = _common(source)
     return [
         {**common, s.RESPONSE: cells.text(response, "the answer"), s.SCORE: score, s.BEHAVIOR_POLICY: model}
     ]
