@@ -174,7 +174,8 @@ def test_rejects_are_counted_by_reason_and_the_first_few_named(tmp_path: Path) -
         for i in range(9):
             rejects.add(f"in row {i}", BadRow("odd" if i % 3 else "even", f"reason {i}"))
         assert rejects.summary(20) == (
-            "9 of 20 rows (6 odd, 3 even); first: in row 0: reason 0 | in row 1: reason 1 | in row 2: reason 2"
+            "9 of 20 rows (6 odd, 3 even); first: "
+            "in row 0: reason 0 | in row 1: reason 1 | in row 2: reason 2"
         )
         rejects.keep()
     assert len((tmp_path / "out.parquet.rejects.jsonl").read_text().splitlines()) == 9

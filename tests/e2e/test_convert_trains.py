@@ -42,7 +42,10 @@ def answer(i: int, wrong: int = 0) -> str:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("convert") / "model"
     characters = string.printable.replace("\n", "") + "\n’–…£°é"
-    return make_tiny(folder, seed=0, hidden=32, layers=1, characters=characters)
+    make_tiny(folder, seed=0, hidden=32, layers=1, characters=characters)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -60,23 +63,19 @@ def chat_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(tmp_path: Path) -> Trained:
     """Write the rows, convert them, run stages on what came out; the run's folder."""
 
-    def go(
-        rows: Rows | Path, start: Path, form: str, *words: str, to: str | None = None, **body: Any
-    ) -> Path:
-        source = rows if isinstance(rows, Path) else tmp_path / "in.jsonl"
-        if not isinstance(rows, Path):
-            source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        made, out = tmp_path / "made.parquet", tmp_path / "run"
-        assert rein("convert", source, made, "--from", form, *([] if to is None else ["--to", to])) == 0
+    def go(rows: Rows, start: Path, form: str, *words: str, **body: Any) -> Path:
+        source, made, out = tmp_path / "in.jsonl", tmp_path / "made.parquet", tmp_path / "run"
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        assert rein("convert", source, made, "--from", form) == 0
         stages = body.pop("stages", ["train"])
         given = {
             "out": str(out),
             "threads": 1,
             "stages": stages,
             "model": {"path": str(start)},
-            "data": {"train_files": str(made), "train_batch_size": 16, "max_response_length": 200},
+            "data": {"train_files": str(made), "train_batch_size": 16, "max_response_length": 64},
             "actor": {"ppo_mini_batch_size": 16, "ppo_epochs": 1, "optim": {"lr": "1e-3"}},
-            "trainer": {"critic_warmup": 0, "total_training_steps": 2},
+            "trainer": {"critic_warmup": 0, "total_training_steps": 2, "val_prompts": 2},
         }
         assert rein("run", write_recipe(tmp_path / "recipe.yaml", given | body), *words) == 0
         return out
@@ -150,15 +149,9 @@ def test_vllm_outputs(sampled: Rows, model: Path, train: Trained) -> None:
                     "token_ids": row["response_ids"],
                     "cumulative_logprob": sum(row["behavior_log_probs"]),
                     "logprobs": [
-                        {
-                            str(token): {"logprob": number, "rank": 1, "decoded_token": ""},
-                            "3": {"logprob": -9.0},
-                        }
+                        {"0": {"logprob": -9.0, "rank": 40}, str(token): {"logprob": number, "rank": 1}}
                         for token, number in zip(row["response_ids"], row["behavior_log_probs"], strict=True)
-                        if token != 3
-                    ]
-                    if 3 not in row["response_ids"]
-                    else row["behavior_log_probs"],
+                    ],
                     "finish_reason": row["finish_reason"],
                 }
             ],
@@ -220,7 +213,7 @@ def test_openrlhf_rows(model: Path, train: Trained) -> None:
         }
         for i in range(N)
     ]
-    out = train(rows, model, "openrlhf", stages=["reward"], reward={"batch_size": 16, "total_steps": 2})
+    out = train(rows, model, "openrlhf", stages=["reward"], reward={"batch_size": 40, "epochs": 1})
     assert manifest(out, "reward")["rows"]["in"] == N
 
 
@@ -246,3 +239,59 @@ def test_llamafactory_sharegpt_with_tools(chat_model: Path, train: Trained) -> N
     ]
     out = train(rows, chat_model, "llamafactory", stages=["sft"], sft={"batch_size": 16, "total_steps": 2})
     assert manifest(out, "sft")["rows"] == {"in": N, "rejected": 0, "trained": N}
+
+
+@pytest.fixture(scope="module")
+def solutions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with GSM8K's stored solutions of its first questions, as rows and as pairs."""
+    if not SOLUTIONS.exists():
+        pytest.skip(f"{SOLUTIONS} is not there; REIN_DATA names the folder that holds gsm8k/")
+    folder = tmp_path_factory.mktemp("solutions")
+    for kind in ("trajectories", "preferences"):
+        words = ("--from", "solutions", "--to", kind, "--limit", "90")
+        assert rein("convert", SOLUTIONS, folder / f"{kind}.parquet", *words) == 0
+    return folder
+
+
+def of_solutions(kind: str, solutions: Path, model: Path, out: Path) -> dict[str, Any]:
+    """A recipe for what of them is short enough for the tiny model."""
+    return {
+        "out": str(out),
+        "threads": 1,
+        "model": {"path": str(model)},
+        "data": {
+            "train_files": str(solutions / f"{kind}.parquet"),
+            "train_batch_size": 16,
+            "max_prompt_length": 250,
+            "max_response_length": 250,
+        },
+        "actor": {"ppo_mini_batch_size": 16, "ppo_epochs": 1, "optim": {"lr": "1e-3"}},
+        "trainer": {
+            "critic_warmup": 0,
+            "total_training_steps": 2,
+            "val_before_train": False,
+            "test_freq": -1,
+        },
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["awr", "filtered_bc"])
+def test_stored_solutions_train_without_log_probs(
+    method: str, solutions: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = of_solutions("trajectories", solutions, model, tmp_path / "run")
+    assert rein("train", write_recipe(tmp_path / "r.yaml", body), f"algorithm.method={method}") == 0
+    assert updates(tmp_path / "run") == 2
+    assert manifest(tmp_path / "run", "train")["rows"]["in"] == 360
+    assert "behavior_log_probs are not stored: behavior unknown" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_stored_solutions_make_pairs_for_a_reward_model(solutions: Path, model: Path, tmp_path: Path) -> None:
+    body = of_solutions("preferences", solutions, model, tmp_path / "run")
+    body["reward"] = {"batch_size": 5, "epochs": 1}
+    assert rein("reward", write_recipe(tmp_path / "r.yaml", body)) == 0
+    rows = manifest(tmp_path / "run", "reward")["rows"]
+    assert rows["trained"] > 0
+    assert rows["in"] == rows["rejected"] + rows["held_out"] + rows["trained"]
