@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 import pyarrow.parquet as pq
 
 from rein.data.files import Source, atomic
-from rein.data.formats.kinds import SCHEMAS
+from rein.data.formats.kinds import KINDS_OF
 from rein.data.parquet import Row, source_rows, write_rows
 from rein.data.rejects import NAMED, BadRow
 from rein.data.schemas import Kind
@@ -32,13 +32,13 @@ def write(path: Path, rows: Iterator[Row], kind: Kind) -> None:
         return
     held = list(islice(rows, HELD))
     if len(held) < HELD:
-        write_rows(path, held, SCHEMAS[kind])
+        write_rows(path, held, KINDS_OF[kind])
         return
     filled = set[str]()
     with atomic(path) as draft:
         wide = draft.with_name(f"{draft.name}.wide")
         try:
-            write_rows(wide, _noting(chain(held, rows), filled), SCHEMAS[kind])
+            write_rows(wide, _noting(chain(held, rows), filled), KINDS_OF[kind])
             _narrow(wide, draft, filled)
         finally:
             wide.unlink(missing_ok=True)

@@ -5,19 +5,19 @@ trajectories need their neighbors and are made by `pairs_of`. Knows no tool.
 """
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from rein.data import schemas as s
 from rein.data.formats.chat import ASSISTANT, answer_text
 from rein.data.formats.layout import Ledger, absent
+from rein.data.formats.typed import typed
 from rein.data.groups import best_against_worst
 from rein.data.parquet import Row
 from rein.data.rejects import BadRow
 from rein.data.schemas import Kind
 
-SCHEMAS: Final = {
+KINDS_OF: Final = {
     "prompts": s.PROMPTS,
     "trajectories": s.TRAJECTORIES,
     "preferences": s.PREFERENCES,
@@ -29,10 +29,10 @@ UNSCORED = "rows have no score: `rein score` gives them one"
 
 def as_kind(row: Row, kind: Kind, ledger: Ledger) -> list[Row]:
     """The row as rows of this kind; raises BadRow where it holds no such thing."""
-    found = _MAKE[kind](row, ledger)
+    found = [typed(made) for made in _MAKE[kind](row, ledger)]
     for made in found:
         _CHECK[kind](made)
-    names = SCHEMAS[kind].names
+    names = KINDS_OF[kind].names
     return [{name: made[name] for name in names if not _empty(made.get(name))} for made in found]
 
 
@@ -127,6 +127,8 @@ def _check_prompts(row: Row) -> None:
 
 
 def _check_answer(value: Any, name: str) -> None:
+    if _empty(value):
+        raise BadRow("empty answer", f"{name} is empty")
     if isinstance(value, list) and value[-1]["role"] != ASSISTANT:
         raise BadRow("answer ends in no answer", f"{name} ends in a {value[-1]['role']} turn")
     said = value[-1] if isinstance(value, list) else {"content": value}
@@ -139,9 +141,6 @@ def _check_trajectories(row: Row) -> None:
     ids, response = row.get(s.RESPONSE_IDS), row.get(s.RESPONSE)
     if not ids:
         _check_answer(response, s.RESPONSE)
-    score = row.get(s.SCORE)
-    if score is not None and not math.isfinite(score):
-        raise BadRow("score not finite", f"score is {score:g}")
     for name in (s.BEHAVIOR_LOG_PROBS, s.RESPONSE_MASK, s.TOKEN_LEVEL_SCORES):
         if row.get(name) is not None and len(row[name]) != len(ids or ()):
             raise BadRow("lengths differ", f"{len(ids or ())} response_ids but {len(row[name])} {name}")
@@ -155,9 +154,6 @@ def _check_preferences(row: Row) -> None:
         _check_answer(row[name], name)
     if row[s.CHOSEN] == row[s.REJECTED]:
         raise BadRow("chosen equals rejected", "chosen and rejected are the same")
-    margin = row.get(s.MARGIN)
-    if margin is not None and not (isinstance(margin, int | float) and math.isfinite(margin)):
-        raise BadRow("margin not finite", f"margin is {margin}")
 
 
 def _check_sft(row: Row) -> None:

@@ -16,6 +16,7 @@ from rein.data.parquet import Row
 from rein.data.rejects import BadRow
 from rein.data.schemas import Kind
 
+LARGEST: Final = 2**63
 GROUP_TEXT: Final = 200  # a longer prompt is grouped by its hash, which the loader makes
 _ANSWERS: Final = (
     "response",
@@ -139,7 +140,8 @@ def is_text(value: Any) -> bool:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not absent(value)
+    """A number that is one, and fits a float."""
+    return isinstance(value, int | float) and not absent(value) and abs(value) < LARGEST
 
 
 def is_turns(value: Any) -> bool:
@@ -169,7 +171,7 @@ def score_of(value: Any, name: str) -> float | None:
             raise BadRow("no score", f"{name} is {value[:40]!r}, not a number or a verdict") from error
     if not isinstance(value, bool | int | float):
         raise BadRow("no score", f"{name} is a {type(value).__name__}, not a number or a verdict")
-    score = float(value)
+    score = float(value) if abs(value) < LARGEST else math.inf
     if not math.isfinite(score):
         raise BadRow("score not finite", f"{name} is {score:g}")
     return score
@@ -178,6 +180,15 @@ def score_of(value: Any, name: str) -> float | None:
 _WORDS: Final = dict.fromkeys(
     ("true", "yes", "correct", "right", "pass", "passed", "good", "chosen"), 1.0
 ) | (dict.fromkeys(("false", "no", "incorrect", "wrong", "fail", "failed", "bad", "rejected"), 0.0))
+
+
+def whole_numbers(value: Any, name: str) -> list[int] | None:
+    """Token ids; absent is None."""
+    if absent(value):
+        return None
+    if isinstance(value, list) and all(type(i) is int and 0 <= i < LARGEST for i in value):
+        return value
+    raise BadRow("wrong type", f"{name} is no list of token ids")
 
 
 def truth(value: Any, style: str = "rule") -> dict[str, Any] | None:

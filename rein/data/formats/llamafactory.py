@@ -66,7 +66,10 @@ def _instruction(source: Source) -> str | list[Message]:
     if not asked.strip():
         raise BadRow("no prompt", "instruction and input are empty")
     before: list[Message] = []
-    for i, pair in enumerate(source.take(s.PROMPT, "history") or []):
+    history = source.take(s.PROMPT, "history") or []
+    if not isinstance(history, list):
+        raise BadRow("wrong type", "history is no list of pairs")
+    for i, pair in enumerate(history):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise BadRow("wrong type", f"history[{i}] is no pair of prompt and response")
         question, answer = (cells.text(text, f"history[{i}]") for text in pair)

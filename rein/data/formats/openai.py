@@ -20,6 +20,7 @@ from rein.data.formats.layout import (
     is_turns,
     score_of,
     truth,
+    whole_numbers,
 )
 from rein.data.formats.log_probs import behavior, chosen, temperature_of, token_id
 from rein.data.formats.openai_requests import (
@@ -109,7 +110,7 @@ def _choice(choice: Mapping[str, Any], request: dict[str, Any], source: Source) 
         said = choice.get("text")
         response = said if isinstance(said, str) else ""
     log_probs, found = _log_probs(choice.get("logprobs"))
-    ids = first_of(dict(choice), "token_ids", "output_token_ids") or found
+    ids = whole_numbers(first_of(dict(choice), "token_ids", "output_token_ids"), "token_ids") or found
     if request.get("echo"):
         response, cut = _without_echo(str(response), request, choice)
         log_probs = None if log_probs is None else log_probs[cut:]

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from rein.data import cells
 from rein.data import schemas as s
-from rein.data.formats.chat import text_or_turns
+from rein.data.formats.chat import text_or_turns, turns
 from rein.data.formats.layout import Format, Layout, Source, absent, bare, has_any
 from rein.data.parquet import Row
 
@@ -17,7 +17,8 @@ def _reader(names: list[str]) -> Callable[[Source], list[Row]]:
         row: dict[str, Any] = {name: source.take(name, name) for name in names}
         for name in _TURNS:
             if row.get(name) is not None:
-                row[name] = text_or_turns(row[name], name, source)
+                read_as = turns if name == s.MESSAGES else text_or_turns
+                row[name] = read_as(row[name], name, source)
         for name in (s.REWARD_MODEL, s.EXTRA_INFO):
             row[name] = cells.struct(row.get(name), name) or None
         return [row]

@@ -46,7 +46,7 @@ def _completed(row: Row) -> bool:
 def _preference(source: Source) -> list[Row]:
     text_only(source)
     tools = keep_tools(source)
-    if source.peek(s.MESSAGES) == source.row[s.CHOSEN]:
+    if source.peek(s.MESSAGES) == source.row.get(s.CHOSEN):
         source.leave("the same as chosen", s.MESSAGES)
     row = read_ranked(source, (s.PROMPT,))
     return [{**row, s.EXTRA_INFO: tools}]

@@ -108,13 +108,17 @@ def _responses(source: Source) -> list[Row]:
     prompt = text_or_turns(source.take(s.PROMPT, s.PROMPT), s.PROMPT, source)
     common = {s.PROMPT: prompt, **_context(source)}
     found = source.take(s.RESPONSE, "responses")
-    found = [found] if isinstance(found, str) else found
+    found = found if isinstance(found, list) else [] if absent(found) else [found]
     scores = source.take(s.SCORE, "scores", "score")
     scores = scores if isinstance(scores, list) else [scores] * len(found)
     if not found or len(scores) != len(found):
         raise BadRow("no answer", f"{len(found)} responses, {len(scores)} scores")
     return [
-        {**common, s.RESPONSE: text, s.SCORE: score_of(score, "score")}
+        {
+            **common,
+            s.RESPONSE: text_or_turns(text, "responses", source),
+            s.SCORE: score_of(score, "score"),
+        }
         for text, score in zip(found, scores, strict=True)
     ]
 

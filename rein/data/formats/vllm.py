@@ -19,6 +19,7 @@ from rein.data.formats.layout import (
     is_text,
     score_of,
     truth,
+    whole_numbers,
 )
 from rein.data.formats.log_probs import LEFT, behavior, chosen, temperature_of
 from rein.data.parquet import Row
@@ -132,8 +133,7 @@ def _answer(source: Source, output: Mapping[str, Any], sampling: Mapping[str, An
     text, ids = output.get("text"), output.get("token_ids")
     if text is not None and not is_text(text):
         raise BadRow("wrong type", f"the output's text is a {type(text).__name__}")
-    if ids is not None and not (isinstance(ids, list) and all(isinstance(i, int) for i in ids)):
-        raise BadRow("wrong type", "the output's token_ids are no list of whole numbers")
+    ids = whole_numbers(ids, "the output's token_ids")
     finish = output.get("finish_reason")
     if finish == "abort":
         raise BadRow("unfinished", "the request was aborted")

@@ -90,20 +90,22 @@ def test_one_solution_a_row(convert: Convert) -> None:
     assert made.row["reward_model"]["ground_truth"] == "2"
 
 
-def test_gsm8ks_stored_solutions_convert_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gsm8ks_stored_solutions_are_rows_and_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = DATA / "example_model_solutions.jsonl"
     if not file.exists():
         pytest.skip(f"{file} is not there; REIN_DATA names the folder that holds gsm8k/")
-    run([str(file)], str(tmp_path / "rows.parquet"), Console())
+    run([str(file)], str(tmp_path / "rows.parquet"), Console(), limit=300)
     rows = [row for _, row in read_rows(tmp_path / "rows.parquet")]
-    assert len(rows) == 4 * 1319
+    assert len(rows) == 4 * 300
     right = Counter(row["behavior_policy"] for row in rows if row["score"] == 1)
     assert set(right) == {"6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification"}
     assert right["175b_verification"] > right["6b_finetuning"]
     assert all(row["reward_model"]["ground_truth"].lstrip("-")[0].isdigit() for row in rows)
-    run([str(file)], str(tmp_path / "pairs.parquet"), Console(), to="preferences")
+    run([str(file)], str(tmp_path / "pairs.parquet"), Console(), to="preferences", limit=300)
     said = capsys.readouterr().out
     questions = [tuple(row["score"] for row in rows[i : i + 4]) for i in range(0, len(rows), 4)]
     # Two of four right: both meet a wrong one. One or three: one pair, of the best and the worst.
     pairs = sum({0: 0, 4: 0, 2: 2}.get(int(sum(scores)), 1) for scores in questions)
-    assert f"5276 answers = {2 * pairs} used in {pairs} pairs + {5276 - 2 * pairs} left out" in said
+    assert f"1200 answers = {2 * pairs} used in {pairs} pairs + {1200 - 2 * pairs} left out" in said
