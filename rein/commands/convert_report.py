@@ -67,7 +67,9 @@ def say(
     named = dict.fromkeys(name for file in found for name in columns_of(file))
     for name in named:
         if name not in ledger.became:
-            console.say(f"  {name} not carried: {ledger.left.get(name, 'nothing in any row')}")
+            console.say(
+                f"  {name} not carried: {ledger.left.get(name, 'nothing in any row that is written')}"
+            )
     for what, number in ledger.noticed.items():
         if number:
             console.say(f"note: {number} rows: {what}")

@@ -7,7 +7,7 @@ those of its scripts and published data sets.
 from typing import Any, Final
 
 from rein.data import schemas as s
-from rein.data.formats.chat import text_only, text_or_turns
+from rein.data.formats.chat import text_only, text_or_turns, with_system
 from rein.data.formats.layout import (
     Format,
     Layout,
@@ -29,6 +29,7 @@ from rein.data.rejects import BadRow
 
 PROMPTS: Final = ("context_messages", "prompt", "input", "question", "instruction", "query")
 ANSWERS: Final = ("output", "response")
+SYSTEM: Final = ("system", "system_prompt")
 REWARDS: Final = ("reward", "score")
 LABELS: Final = ("label", "answer", "ground_truth")
 
@@ -59,7 +60,11 @@ def _prompt(source: Source) -> Row:
     value = source.take(s.PROMPT, *PROMPTS)
     if absent(value):
         raise BadRow("no prompt", f"none of {', '.join(PROMPTS)} holds a prompt")
-    return {s.PROMPT: text_or_turns(value, "the prompt", source)}
+    prompt, system = text_or_turns(value, "the prompt", source), source.take(s.PROMPT, *SYSTEM)
+    if system is None or not str(system).strip():
+        return {s.PROMPT: prompt}
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return {s.PROMPT: with_system(system, asked)}
 
 
 def _answer(source: Source) -> list[Row]:

@@ -1,6 +1,6 @@
 """OpenRLHF's rows under the names of its scripts and data sets."""
 
-from formats_made import Convert, assistant, user
+from formats_made import Convert, assistant, system, user
 
 
 def test_context_messages_are_the_prompt_of_a_pair(convert: Convert) -> None:
@@ -51,3 +51,8 @@ def test_context_messages_alone_are_prompts_with_their_label(convert: Convert) -
         "reward_model": {"style": "rule", "ground_truth": "2"},
         "extra_info": {"id": 7},
     }
+
+
+def test_a_system_prompt_comes_first(convert: Convert) -> None:
+    made = convert([{"id": "1", "system_prompt": "Be brief.", "question": "q", "response": "a"}])
+    assert made.row["prompt"] == [system("Be brief."), user("q")]
