@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -38,6 +38,7 @@ COMMANDS = {
     "run": "the recipe's stages in order, skipping what is done",
     "demo": "from nothing to a better model, here, in minutes",
     "check": "print the plan and a memory estimate, loading no weights",
+    "convert": "files of verl, TRL, OpenRLHF, LLaMA-Factory, OpenAI, vLLM -> Rein's",
 }
 EXAMPLES = {
     "sft": "rein sft recipe.yaml sft.optim.lr=1e-5",
@@ -51,12 +52,27 @@ EXAMPLES = {
     "run": "rein run recipe.yaml seed=1 out=runs/seed1",
     "demo": "rein demo reward=noisy seed=1",
     "check": "rein check recipe.yaml --try",
+    "convert": "rein convert rollouts/*.jsonl trajectories.parquet --from verl",
 }
 EPILOG = """\
 RECIPE is a YAML file or the name of a packaged one (demo); key=value overrides it, and alone makes a recipe.
 exit codes: 0 done, 2 usage or recipe, 3 data, 4 stopped or paused by a guard, 5 gate failed,
 6 snapshot or disk, 7 engine, 8 your function raised, 9 out of memory, 130/143 interrupted (state saved)
 """
+VALUED = {  # options of convert: what they take, what they do
+    "--from": (
+        "FORMAT",
+        "verl, trl, openrlhf, llamafactory, openai, vllm, solutions, rein; auto (default) looks",
+    ),
+    "--to": ("KIND", "prompts, trajectories, preferences or sft; else what the rows are"),
+    "--limit": ("N", "read the first N rows only"),
+    "--max-bad-fraction": ("F", "stop where more rows than this cannot be used (default 0.01)"),
+    "--temperature": ("T", "what rows that store no temperature were sampled at"),
+    "--log-probs": (
+        "MODE",
+        "at a temperature other than 1: raw (taken at 1) or processed (taken at that one)",
+    ),
+}
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
 _PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM)
 
@@ -85,8 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words:
             _parser().print_help(sys.stderr)
             return 2
-        # Options take no values, so they may stand anywhere: argparse wants them before a list of words.
-        _dispatch(_parser().parse_args([*words[:1], *sorted(words[1:], key=lambda w: not w.startswith("-"))]))
+        # Options may stand anywhere: argparse wants them before a list of words.
+        rest = sorted(_with_values(words[1:]), key=lambda w: not w.startswith("-"))
+        _dispatch(_parser().parse_args([*words[:1], *rest]))
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()
@@ -97,6 +114,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         signal.signal(signal.SIGTERM, former)
     return 0
+
+
+def _with_values(words: Sequence[str]) -> Iterator[str]:
+    """The words, with each option that takes a value joined to it: --from trl is --from=trl."""
+    found = iter(words)
+    for word in found:
+        value = next(found, None) if word in VALUED else None
+        yield word if value is None else f"{word}={value}"
 
 
 def exit_code(error: BaseException) -> tuple[int, str]:
@@ -140,6 +165,11 @@ def _dispatch(arguments: argparse.Namespace) -> None:
         from rein.commands.demo import run as demo
 
         demo(arguments.words, console)
+        return
+    if arguments.verb == "convert":
+        from rein.commands.convert import run_words
+
+        run_words(arguments, console)
         return
     recipe = _recipe(arguments, console)
     if arguments.verb == "check":
@@ -188,6 +218,13 @@ def _parser() -> _Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[shared],
         )
+        if verb == "convert":
+            for option, (value, does) in VALUED.items():
+                sub.add_argument(option, metavar=value, help=does)
+            sub.add_argument(
+                "files", metavar="FILE", nargs="+", help="files, globs or folders to read, then OUT"
+            )
+            continue
         if verb != "demo":
             sub.add_argument("recipe", metavar="RECIPE", help="a YAML file, or the name of a packaged recipe")
         sub.add_argument(

@@ -38,20 +38,28 @@ def with_spread(rows: Sequence[Trajectory]) -> list[Trajectory]:
     return [rows[i] for i in sorted(chain.from_iterable(kept))]
 
 
+def best_against_worst(scores: Sequence[float]) -> list[tuple[int, int]]:
+    """Of a prompt's n responses the floor(n / 2) best meet as many of the worst, in order.
+
+    A row is in one pair at most, and responses that score the same make none.
+    """
+    ranked = sorted(range(len(scores)), key=lambda i: -scores[i])
+    half = len(ranked) // 2
+    met = zip(ranked[:half], ranked[len(ranked) - half :], strict=True)
+    return [(better, worse) for better, worse in met if scores[better] != scores[worse]]
+
+
 def pairs(rows: Sequence[Trajectory]) -> list[Trajectory]:
     """Better and worse responses to a prompt, one after the other: rows 2i and 2i + 1 are a pair.
 
-    Of n responses the floor(n / 2) best meet as many of the worst, in order; a row is in one pair at most,
-    and responses that score the same, or are the same, make none.
+    Best against worst; responses that are the same make no pair.
     """
     found: list[Trajectory] = []
     for group in by_prompt(rows):
-        ranked = sorted((rows[i] for i in group), key=lambda row: -(row.score or 0.0))
-        half = len(ranked) // 2
-        for better, worse in zip(ranked[:half], ranked[len(ranked) - half :], strict=True):
-            same = np.array_equal(better.response_ids, worse.response_ids)
-            if better.score != worse.score and not same:
-                found += [better, worse]
+        for better, worse in best_against_worst([rows[i].score or 0.0 for i in group]):
+            one, other = rows[group[better]], rows[group[worse]]
+            if not np.array_equal(one.response_ids, other.response_ids):
+                found += [one, other]
     return found
 
 
