@@ -8,13 +8,12 @@ one, whatever the answer calls so, unless the test names nothing else.
 import ast
 import builtins
 import importlib
-import json
 import math
 import os
 import sys
 from typing import Any
 
-from rein.jail.wire import Link, Remote
+from rein.jail.wire import Link
 
 PASSED, FAILED, ENDED = b"p", b"f", b"."
 
@@ -105,8 +104,9 @@ def _calls(plan: dict[str, Any], link: Link) -> list[Any]:
         raise NameError(name)
 
     def test(given: list[Any], wanted: Any) -> bool:
-        value = function(*given)
-        return not isinstance(value, Remote) and _same(_listed(value), _listed(wanted))
+        value, wanted = _listed(function(*given)), _listed(wanted)
+        alone = isinstance(wanted, list) and len(wanted) == 1  # APPS wraps the value so
+        return _same(value, wanted) or (alone and _same(value, wanted[0]))
 
     pairs = zip(plan["inputs"], plan["outputs"], strict=True)
     return [lambda given=given, wanted=wanted: test(given, wanted) for given, wanted in pairs]
@@ -129,8 +129,3 @@ def _same(value: Any, wanted: Any) -> bool:
     if isinstance(wanted, dict) and isinstance(value, dict):
         return value.keys() == wanted.keys() and all(_same(value[key], wanted[key]) for key in wanted)
     return type(value) is type(wanted) and bool(value == wanted)
-
-
-def plan_of(text: str) -> dict[str, Any]:
-    plan: dict[str, Any] = json.loads(text)
-    return plan

@@ -45,6 +45,8 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     needed = uses_model(recipe.score.reward)
     scorer = open_scorer(paths.reward_model(recipe), paths.cache_dir(recipe)) if needed else None
     mix = build(recipe.score.reward, scorer=scorer)
+    for note in mix.notes:
+        console.say(note)
     loaded = load_trajectories(files, _encoder(recipe), recipe.data, scored=False)
     for note in loaded.notes:
         console.say(f"data: {note}")

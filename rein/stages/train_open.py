@@ -145,10 +145,13 @@ def _validator(
         stop_texts=recipe.rollout.stop,
     )
     room = recipe.rollout.max_new_tokens or recipe.data.max_response_length
+    judges = [build(specs, scorer=scorer) for specs in ([truth] if proxy == truth else [truth, proxy])]
+    for note in dict.fromkeys(note for judge in judges for note in judge.notes):
+        console.say(f"validation: {note}")
     return Validator(
         engine,
-        build(truth, scorer=scorer),
-        build(proxy, scorer=scorer) if proxy != truth else None,
+        judges[0],
+        judges[1] if len(judges) > 1 else None,
         prompts,
         decode=encoder.decode_response,
         max_new_tokens=room,
