@@ -44,7 +44,8 @@ def main() -> None:
         walls.adopt()
         signal.signal(signal.SIGTERM, _swept)
         os.chdir(settings["scratch"])
-    user = walls.OUTSIDE_USERS + started if real_root else None
+    root = real_root or (level == walls.LIMITS and os.geteuid() == 0)
+    user = walls.OUTSIDE_USERS + started if root else None
     supervise(work, settings["fds"], level, limits, user)
 
 
@@ -55,11 +56,9 @@ def supervise(
     program = os.fork()
     if program:
         _close(fds)
-        _, status = os.waitpid(program, 0)
-        if level == walls.LIMITS:
-            walls.sweep()
-        _leave(status)
+        _leave(walls.watch(program, limits) if level == walls.LIMITS else os.waitpid(program, 0)[1])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setpgid(0, 0)
     walls.drop(user, level, limits)
     walls.die_with(0, signal.SIGKILL)
     if work["role"] == "probe":

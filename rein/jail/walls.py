@@ -12,12 +12,15 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 NAMESPACES, LIMITS = "namespaces", "limits"
 WORK = "/work"
+WATCH = 0.01  # seconds between two counts of processes, where the kernel does not count
 NOT_SHUT = 97  # exit status: the walls could not be built
 _NEW_MOUNTS, _NEW_USER, _NEW_PIDS = 0x20000, 0x10000000, 0x20000000
 _NEW_REST = 0x40000000 | 0x8000000 | 0x4000000  # network, IPC, host name
@@ -98,7 +101,7 @@ def _new_root(root: str, limits: Limits) -> None:
 def drop(user: int | None, level: str, limits: Limits) -> None:
     """Give up every privilege and set the limits: the last act before a program that nobody vouches for.
 
-    `user`: whom to become, where the real root built the namespaces.
+    `user`: whom to become, where root built the namespaces or has none.
     """
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
@@ -108,17 +111,34 @@ def drop(user: int | None, level: str, limits: Limits) -> None:
     ):
         _limit(kind, most)
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_seconds, limits.cpu_seconds + 1))
-    if level == LIMITS:  # the kernel counts all processes of the user
-        with suppress(OSError):
-            _limit(resource.RLIMIT_NPROC, limits.processes + _processes_of(os.getuid()))
-    else:
+    if level == NAMESPACES or (user is not None and _become_other(user)):
         _limit(resource.RLIMIT_NPROC, limits.processes)
-        if user is not None:
+    else:  # the kernel counts all processes of the user, and none of root's
+        _limit(resource.RLIMIT_NPROC, limits.processes + _processes_of(os.getuid()))
+    if level == NAMESPACES and user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    _no_capabilities()
+    _call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+
+
+def _become_other(user: int) -> bool:
+    """Root without namespaces becomes another user as far as it can, so that the kernel counts its processes.
+
+    Where nobody else may read the interpreter, the files stay root's, without root's privileges.
+    """
+    folders = Path(os.path.realpath(os.__file__)).parents
+    readable = all(folder.stat().st_mode & 0o5 == 0o5 for folder in folders)
+    try:
+        if readable:
+            os.chown(".", user, user)
             os.setgroups([])
             os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
-        _no_capabilities()
-    _call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        os.setresuid(user, *((user, user) if readable else (-1, -1)))
+    except OSError:
+        return False
+    return True
 
 
 def _no_capabilities() -> None:
@@ -149,26 +169,57 @@ def hide_memory() -> None:
     _call("prctl", _DUMPABLE, 0, 0, 0, 0)
 
 
+def watch(program: int, limits: Limits) -> int:
+    """Wait for a program of level `limits` and sweep what it leaves; one that multiplies too far ends."""
+    while (ended := os.waitpid(program, os.WNOHANG)) == (0, 0):
+        if len(_children(os.getpid())) > limits.processes:
+            os.kill(program, signal.SIGKILL)
+            sweep()
+            return int(signal.SIGKILL)
+        time.sleep(WATCH)
+    sweep()
+    return ended[1]
+
+
 def sweep(seconds: float = 2.0) -> None:
     """End whatever descends from this process, however fast it multiplies; gives up after `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and (found := _children(os.getpid())):
         for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in found:
-                with suppress(OSError):
-                    os.kill(pid, number)
+            _kill(found, number)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
 
-def _children(root: int) -> list[int]:
-    """All living descendants of a process."""
-    parents = {pid: int(fields[1]) for pid, fields in _all_processes() if fields[0] != "Z"}
-    found, new = list[int](), {root}
+def end_session(leader: int, seconds: float = 2.0) -> None:
+    """End all that is left of a session; gives up after `seconds`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = {pid: int(fields[2]) for pid, fields in _all_processes() if int(fields[3]) == leader}
+        if not found:
+            return
+        _kill(found, signal.SIGKILL)
+        time.sleep(WATCH)
+
+
+def _kill(found: Mapping[int, int], number: int) -> None:
+    """Signal these processes, of groups other than ours the whole group at once: forks do not escape that."""
+    for group in set(found.values()) - {os.getpgrp()}:
+        with suppress(OSError):
+            os.killpg(group, number)
+    for pid in found:
+        with suppress(OSError):
+            os.kill(pid, number)
+
+
+def _children(root: int) -> dict[int, int]:
+    """All living descendants of a process, each with its process group."""
+    living = {pid: fields for pid, fields in _all_processes() if fields[0] != "Z"}
+    found, new = dict[int, int](), {root}
     while new:
-        new = {pid for pid, parent in parents.items() if parent in new}
-        found += new
+        new = {pid for pid, fields in living.items() if int(fields[1]) in new}
+        found |= {pid: int(living[pid][2]) for pid in new}
     return found
 
 
@@ -181,7 +232,7 @@ def _processes_of(user: int) -> int:
 
 
 def _all_processes() -> list[tuple[int, list[str]]]:
-    """(pid, [state, parent, ...]) of every process."""
+    """(pid, [state, parent, group, session, ...]) of every process."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:

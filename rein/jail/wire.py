@@ -1,4 +1,4 @@
-"""Calls between two processes that do not trust each other: plain values cross as copies, all else as a handle.
+"""Calls between two processes that do not trust each other: plain values cross as copies, others as handles.
 
 One JSON line per message. A value that compares, adds or counts as its owner likes never crosses: subclasses
 of int, str, list, ... arrive as their base, other objects as a `Remote`, whose operators the far side
@@ -37,7 +37,7 @@ class Lost(BaseException):
 
 
 class Link:
-    """One end. `serve` answers until the far side goes; `ask` puts a question and answers those in between."""
+    """One end. `serve` answers until the far side goes; `ask` puts a question, answering those in between."""
 
     def __init__(self, read: int, write: int, longest: int) -> None:
         self._read, self._write, self._longest = read, write, longest
@@ -172,7 +172,7 @@ class Link:
         if kind == "int":
             return int(value, 16)
         if kind in ("bytes", "bytearray"):
-            return {"bytes": bytes, "bytearray": bytearray}[kind].fromhex(value)
+            return bytes.fromhex(value) if kind == "bytes" else bytearray.fromhex(value)
         if kind in ("complex", "range", "fraction"):
             make = {"complex": complex, "range": range, "fraction": fractions.Fraction}[kind]
             return make(*(self.unpack(item) for item in value))

@@ -7,7 +7,7 @@ The tests are the row's ground truth, in any of these forms (or as JSON text of 
     {"test": "def check(candidate): ...", "entry_point": "f"}          HumanEval; check(f) is called
     {"test_list": [...], "test_setup_code": "..."}                     MBPP
     {"inputs": ["1 2\\n", ...], "outputs": ["3\\n", ...]}                a program's input and output
-    {"inputs": [[1, 2], ...], "outputs": [3, ...], "fn_name": "add"}   calls, of the function or Solution's method
+    {"inputs": [[1, 2], ...], "outputs": [3, ...], "fn_name": "add"}   calls, of a function or Solution's
 
 Asserts and expected values stay in a process of their own, which the answer's code cannot reach; of an
 answer's values only plain ones compare (rein/jail/wire.py). Knows nothing of how programs are shut in.
@@ -20,6 +20,7 @@ import os
 import re
 import textwrap
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -122,8 +123,8 @@ class CodeReward:
                 best = best_level() if self._isolation != walls.LIMITS else walls.LIMITS
                 if self._isolation == walls.NAMESPACES != best:
                     raise ConfigError(
-                        "reward code: isolation=namespaces, but this kernel or container allows none; allow user "
-                        "namespaces, or write auto"
+                        "reward code: isolation=namespaces, but this kernel or container allows none; "
+                        "allow user namespaces, or write auto"
                     )
                 self._sandbox = Sandbox(self._limits, best)
             return self._sandbox
@@ -147,13 +148,17 @@ class CodeReward:
         return passed / total if self._share else float(passed == total)
 
     def _printed(self, sandbox: Sandbox, source: str, plan: Plan) -> int:
-        """How many inputs give the output wanted; after a run that does not end well in time none is tried."""
-        passed = 0
+        """How many inputs give the output wanted; none is tried after the first failure with mode `all`, or
+        after a run out of time.
+        """
+        passed, limits = 0, sandbox.limits
         for given, wanted in zip(plan["inputs"], plan["outputs"], strict=True):
+            started = time.monotonic()
             printed = sandbox.run_program(source, given)
             right = printed is not None and same_output(printed, wanted)
             passed += right
-            if not right and not self._share:
+            spent = time.monotonic() - started
+            if not right and (plan["stop"] or spent >= min(limits.seconds, limits.cpu_seconds)):
                 break
         return passed
 
@@ -213,7 +218,7 @@ def _units(given: Any, setup: str, entry: Any) -> Plan | None:
 
 
 def _split(source: str) -> list[list[Any]]:
-    """Each assert at the top is a test with what stands before it; what follows the last one is a test too."""
+    """Each assert at the top is a test with what stands before it; what follows the last may be one too."""
     nodes = ast.parse(source).body if _tests(source) else []
     units = [[ast.unparse(node), isinstance(node, ast.Assert)] for node in nodes]
     if units and (not any(counts for _, counts in units) or _tests(str(units[-1][0]))):

@@ -151,13 +151,16 @@ class Sandbox:
             raise ReinError("reward code: the sandbox cannot be built any more; see `dmesg`, or start again")
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
-        if self.level == walls.LIMITS and process.poll() is None:
+        killed = process.poll() is None
+        if self.level == walls.LIMITS and killed:
             process.terminate()  # it sweeps what it started
             with suppress(subprocess.TimeoutExpired):
                 process.wait(5)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        if self.level == walls.LIMITS or killed:
+            walls.end_session(process.pid)
         if process.stdout is not None:
             process.stdout.close()
 

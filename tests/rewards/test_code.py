@@ -1,4 +1,5 @@
 """Claims about code answers: forms of tests, and real hostile programs, each under short limits."""
+# ruff: noqa: E501 (programs stand on few lines)
 
 import json
 import os
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 MakeRow = Callable[..., Trajectory]
 ADD = "def add(a, b):\n    return a + b\n"
 CHECK = {"test": "def check(candidate):\n    assert candidate(1, 2) == 3\n", "entry_point": "add"}
-SHORT: dict[str, Any] = {"seconds": 3.0, "cpu_seconds": 1, "memory_mb": 200, "files_mb": 2, "processes": 8}
+SHORT: dict[str, Any] = {"seconds": 2.5, "cpu_seconds": 1, "memory_mb": 200, "files_mb": 2, "processes": 8}
 LEVELS = [walls.NAMESPACES, walls.LIMITS]
 TESTS = ["assert add(1, 2) == 3", "assert add(0, 0) == 0", "assert add(-5, 7) == 2"]
 
@@ -128,7 +129,7 @@ def test_a_hostile_answer_costs_its_own_row_and_nothing_else(row: MakeRow, level
     before = leftovers()
     good = f"{ADD}# fine"
     rows = [row(text, truth) for text in (*HOSTILE.values(), good)]
-    scores = code(isolation=level, workers=4, **SHORT)(rows)
+    scores = code(isolation=level, workers=8, **SHORT)(rows)
     found = dict(zip([*HOSTILE, "good"], scores, strict=True))
     assert found == dict.fromkeys(HOSTILE, 0.0) | {"good": 1.0}
     assert leftovers() == before
