@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -38,6 +38,7 @@ COMMANDS = {
     "run": "the recipe's stages in order, skipping what is done",
     "demo": "from nothing to a better model, here, in minutes",
     "check": "print the plan and a memory estimate, loading no weights",
+    "cache": "what frozen models said, kept for all runs: list it (ls), make room (prune)",
 }
 EXAMPLES = {
     "sft": "rein sft recipe.yaml sft.optim.lr=1e-5",
@@ -51,12 +52,18 @@ EXAMPLES = {
     "run": "rein run recipe.yaml seed=1 out=runs/seed1",
     "demo": "rein demo reward=noisy seed=1",
     "check": "rein check recipe.yaml --try",
+    "cache": "rein cache prune recipe.yaml --older-than 30 --dry-run",
 }
 EPILOG = """\
 RECIPE is a YAML file or the name of a packaged one (demo); key=value overrides it, and alone makes a recipe.
 exit codes: 0 done, 2 usage or recipe, 3 data, 4 stopped or paused by a guard, 5 gate failed,
 6 snapshot or disk, 7 engine, 8 your function raised, 9 out of memory, 130/143 interrupted (state saved)
 """
+ACTIONS = ("ls", "prune")  # of cache
+VALUED = {  # options of cache: what they take, what they do
+    "--older-than": ("DAYS", "prune what was not used for so many days"),
+    "--max-size": ("SIZE", "prune what was used longest ago until the rest is no larger, such as 10GB"),
+}
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
 _PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM)
 
@@ -67,9 +74,12 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if "invalid choice" in message:
             word = message.split("'")[1]
-            close = get_close_matches(word, [*STAGES, *COMMANDS], n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join((*STAGES, *COMMANDS))}"
+            verbs = ACTIONS if self.prog.endswith(" cache") else (*STAGES, *COMMANDS)
+            close = get_close_matches(word, verbs, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(verbs)}"
             message = f"{word} is no verb; {hint}"
+        if "required: action" in message:
+            message = f"it is not said what to do; write {' or '.join(ACTIONS)}"
         if "required: RECIPE" in message:
             message = "the recipe is missing; give a YAML file, a packaged name or key=value words"
         raise ConfigError(f"{self.prog}: {message.removesuffix('.')} (see {self.prog} --help)")
@@ -85,8 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words:
             _parser().print_help(sys.stderr)
             return 2
-        # Options take no values, so they may stand anywhere: argparse wants them before a list of words.
-        _dispatch(_parser().parse_args([*words[:1], *sorted(words[1:], key=lambda w: not w.startswith("-"))]))
+        # Options may stand anywhere: argparse wants them before a list of words.
+        rest = sorted(_with_values(words[1:]), key=lambda w: not w.startswith("-"))
+        _dispatch(_parser().parse_args([*words[:1], *rest]))
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()
@@ -97,6 +108,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         signal.signal(signal.SIGTERM, former)
     return 0
+
+
+def _with_values(words: Sequence[str]) -> Iterator[str]:
+    """The words, with each option that takes a value joined to it: --older-than 3 is --older-than=3."""
+    found = iter(words)
+    for word in found:
+        value = next(found, None) if word in VALUED else None
+        yield word if value is None else f"{word}={value}"
 
 
 def exit_code(error: BaseException) -> tuple[int, str]:
@@ -142,6 +161,19 @@ def _dispatch(arguments: argparse.Namespace) -> None:
         demo(arguments.words, console)
         return
     recipe = _recipe(arguments, console)
+    if arguments.verb == "cache":
+        from rein.commands.cache import run as cache
+
+        cache(
+            arguments.action,
+            recipe,
+            console,
+            older_than=arguments.older_than,
+            max_size=arguments.max_size,
+            everything=arguments.all,
+            dry_run=arguments.dry_run,
+        )
+        return
     if arguments.verb == "check":
         from rein.commands.check import run as check
 
@@ -159,7 +191,7 @@ def _recipe(arguments: argparse.Namespace, console: Console) -> Recipe:
     from rein.config.load import load
 
     source, words = arguments.recipe, arguments.words
-    if "=" in source and not os.path.exists(source):
+    if source is not None and "=" in source and not os.path.exists(source):
         source, words = None, [source, *words]
     recipe, notes = load(source, words)
     for note in notes:
@@ -188,8 +220,17 @@ def _parser() -> _Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[shared],
         )
+        if verb == "cache":
+            sub.add_argument(
+                "action", choices=("ls", "prune"), help="list what is kept, or remove some of it"
+            )
+            for option, (value, does) in VALUED.items():
+                sub.add_argument(option, metavar=value, help=does)
+            sub.add_argument("--all", action="store_true", help="prune everything")
+            sub.add_argument("--dry-run", action="store_true", help="say what would go, and leave it")
         if verb != "demo":
-            sub.add_argument("recipe", metavar="RECIPE", help="a YAML file, or the name of a packaged recipe")
+            text, needed = "a YAML file, or the name of a packaged recipe", verb != "cache"
+            sub.add_argument("recipe", metavar="RECIPE", help=text, nargs=None if needed else "?")
         sub.add_argument(
             "words", metavar="key=value", nargs="*", help="override a key, e.g. seed=3 out=runs/x"
         )

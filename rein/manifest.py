@@ -54,7 +54,10 @@ READS: Mapping[str, tuple[str, ...]] = {
     "export": ("model", "export"),
 }
 _NO_EFFECT = {"trainer": ("logger", "save_freq")}
-_ONLY_TRAIN = {"data": ("train_batch_size", "val_files", "behavior", "behavior_model"), "sft": ("share", "coef")}
+_ONLY_TRAIN = {
+    "data": ("train_batch_size", "val_files", "behavior", "behavior_model"),
+    "sft": ("share", "coef"),
+}
 
 
 def write(

@@ -11,7 +11,15 @@ from rein.errors import ConfigError
 
 # Keys that say where something lies, not what it is: what lies there is compared by content.
 PLACES = (
-    *("model.path", "data.train_files", "data.val_files", "data.behavior_model", "sft.files", "reward.files", "reward.path"),
+    *(
+        "model.path",
+        "data.train_files",
+        "data.val_files",
+        "data.behavior_model",
+        "sft.files",
+        "reward.files",
+        "reward.path",
+    ),
     *("rollout.files", "rollout.path", "score.files", "score.path", "critic.model.path"),
     *("evaluate.files", "evaluate.before", "evaluate.after", "export.path"),
 )
@@ -125,5 +133,5 @@ def behavior_model(recipe: Recipe) -> list[str]:
 
 
 def cache_dir(recipe: Recipe) -> Path:
-    """What frozen models said of rows: by default beside the run folder, shared by the runs that lie there."""
+    """What frozen models said of rows: by default beside the run folder, for all runs that lie there."""
     return Path(recipe.cache).expanduser() if recipe.cache else Path(recipe.out).absolute().parent / CACHE

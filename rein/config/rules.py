@@ -187,7 +187,10 @@ def _behavior(recipe: Recipe) -> list[Broken]:
     data = recipe.data
     if data.behavior == "recomputed" and data.behavior_model is None:
         return [
-            Broken("data.behavior", "recomputed needs the model that wrote the responses; give data.behavior_model")
+            Broken(
+                "data.behavior",
+                "recomputed needs the model that wrote the responses; give data.behavior_model",
+            )
         ]
     if data.behavior_model is not None and data.behavior != "recomputed":
         return [

@@ -18,10 +18,10 @@ from rein.models import attention
 from rein.models.load import TOKENIZER_FILES, model_folder
 
 # Of a configuration: where it came from, who wrote it, and how the model is generated with.
-NO_EFFECT = frozenset(
-    ("_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
-    + ("base_model_name_or_path", "inference_mode", "revision", "local_files_only", "is_local", "peft_version")
-)
+NO_EFFECT = {
+    *("_name_or_path", "name_or_path", "base_model_name_or_path", "revision", "is_local", "local_files_only"),
+    *("transformers_version", "peft_version", "torch_dtype", "dtype", "use_cache", "inference_mode"),
+}
 _TEMPLATE = ("chat_template.jinja", "chat_template.json")
 
 
@@ -37,7 +37,9 @@ def model_key(path: str, *, dtype: str, device: str, where: str) -> dict[str, st
         folders.append(Path(model_folder(str(read_json(adapter).get("base_model_name_or_path")), where)))
     weights = [file for each in folders for file in sorted(each.glob("*.safetensors"))]
     if not weights:
-        raise ConfigError(f"{where}: {path} has no .safetensors, so what it says cannot be kept; save it anew")
+        raise ConfigError(
+            f"{where}: {path} has no .safetensors, so what it says cannot be kept; save it anew"
+        )
     settings = [read_json(each / name) for each in folders for name in ("config.json", "adapter_config.json")]
     own_code = [file for each in folders for file in sorted(each.glob("*.py"))]
     return {
@@ -51,7 +53,9 @@ def model_key(path: str, *, dtype: str, device: str, where: str) -> dict[str, st
 
 def _tokenizer(folder: Path) -> str:
     """Vocabulary, rules and special tokens."""
-    config = {k: v for k, v in _plain(read_json(folder / "tokenizer_config.json")).items() if k != "chat_template"}
+    config = {
+        k: v for k, v in _plain(read_json(folder / "tokenizer_config.json")).items() if k != "chat_template"
+    }
     named = (f for f in sorted(folder.iterdir()) if any(part in f.name for part in TOKENIZER_FILES))
     other = ("tokenizer_config.json", *_TEMPLATE)
     return _hash_json(config, _hash_all(f for f in named if f.is_file() and f.name not in other))
@@ -74,7 +78,9 @@ def _hash_all(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         status = file.stat()
-        digest.update(f"{file.name} {_content(file, status.st_ino, status.st_size, status.st_mtime_ns)}\n".encode())
+        digest.update(
+            f"{file.name} {_content(file, status.st_ino, status.st_size, status.st_mtime_ns)}\n".encode()
+        )
     return digest.hexdigest()
 
 

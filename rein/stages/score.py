@@ -72,7 +72,10 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     _write(files, folder / "trajectories.parquet", rows)
     facts = _facts(rows, by_part)
     if scorer is not None:
-        facts["cache"] = {"hits": scorer.cache.hits, "misses": scorer.cache.misses}
+        facts["cache"] = scorer.cache.counts
+        console.say(
+            f"reward model: {scorer.cache.hits} scores from the cache, {scorer.cache.misses} computed"
+        )
     console.say(
         f"scores: {len(rows)} of {loaded.total} rows, {len(rejects)} rejected; "
         f"mean {facts['score/mean']:.4g}, from {facts['score/min']:.4g} to {facts['score/max']:.4g}"

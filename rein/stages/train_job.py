@@ -92,6 +92,7 @@ class Job:
         self.validated, self.skipped = False, 0
         self.applied: dict[str, int] = {}  # updates by role
         self.saved_at: Cursor | None = None
+        self.cached: dict[str, dict[str, int]] = {}  # rows that the cache knew, by kind of numbers
         self.tracker: Fanout | None = None
 
     # rows of a step
@@ -177,7 +178,11 @@ class Job:
 
     def validate_start(self) -> None:
         """Probe and held-out score of the start policy: what later ones are held against."""
-        metrics = self.probe.measure()
+        metrics = self.probe.measure() | {
+            f"cache/{kind}/{which}": float(count)
+            for kind, counts in self.cached.items()
+            for which, count in counts.items()
+        }
         if self.recipe.trainer.val_before_train:
             metrics |= self._validate()
         self.validated = True
@@ -243,6 +248,7 @@ class Job:
             "updates": self.cursor.number,
             "skipped_updates": self.skipped,
             "best": self.best,
+            "cache": self.cached,
             "metrics": {name: self.last[name] for name in shown if name in self.last},
             "train_seconds": round(seconds, 2),
         }
