@@ -16,7 +16,10 @@ from rein import errors as e
 from rein.config.load import load
 
 ROOT = Path(__file__).parent.parent
-VERBS = ("sft", "reward", "rollout", "score", "train", "evaluate", "export", "report", "run", "demo", "check")
+VERBS = (
+    *("sft", "reward", "rollout", "score", "train", "evaluate", "export", "report"),
+    *("run", "demo", "check", "cache"),
+)
 
 
 def rein(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:

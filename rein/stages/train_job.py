@@ -178,11 +178,7 @@ class Job:
 
     def validate_start(self) -> None:
         """Probe and held-out score of the start policy: what later ones are held against."""
-        metrics = self.probe.measure() | {
-            f"cache/{kind}/{which}": float(count)
-            for kind, counts in self.cached.items()
-            for which, count in counts.items()
-        }
+        metrics = self.probe.measure()
         if self.recipe.trainer.val_before_train:
             metrics |= self._validate()
         self.validated = True

@@ -103,7 +103,7 @@ def test_a_folder_of_ones_own_is_used_and_no_other(tiny: Path, tmp_path: Path) -
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["run"]
 
 
-def test_the_counts_are_printed_logged_and_in_the_manifest_and_a_template_pays_again(
+def test_the_counts_are_printed_and_in_the_manifest_and_a_template_pays_again(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(model: Path, name: str) -> tuple[dict[str, int], str]:
@@ -112,11 +112,6 @@ def test_the_counts_are_printed_logged_and_in_the_manifest_and_a_template_pays_a
         found: dict[str, int] = json.loads((folder / "manifest.json").read_text())["facts"]["cache"][
             "ref_log_probs"
         ]
-        first = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
-        metrics = first.get("metrics", first)
-        assert [metrics[f"cache/ref_log_probs/{which}"] for which in ("hits", "misses")] == list(
-            found.values()
-        )
         return found, capsys.readouterr().out
 
     found, said = run(tiny, "one")
