@@ -39,6 +39,7 @@ COMMANDS = {
     "demo": "from nothing to a better model, here, in minutes",
     "check": "print the plan and a memory estimate, loading no weights",
     "convert": "files of verl, TRL, OpenRLHF, LLaMA-Factory, OpenAI, vLLM -> Rein's",
+    "cache": "what frozen models said, kept for all runs: list it (ls), make room (prune)",
 }
 EXAMPLES = {
     "sft": "rein sft recipe.yaml sft.optim.lr=1e-5",
@@ -53,25 +54,33 @@ EXAMPLES = {
     "demo": "rein demo reward=noisy seed=1",
     "check": "rein check recipe.yaml --try",
     "convert": "rein convert rollouts/*.jsonl trajectories.parquet --from verl",
+    "cache": "rein cache prune recipe.yaml --older-than 30 --dry-run",
 }
 EPILOG = """\
 RECIPE is a YAML file or the name of a packaged one (demo); key=value overrides it, and alone makes a recipe.
 exit codes: 0 done, 2 usage or recipe, 3 data, 4 stopped or paused by a guard, 5 gate failed,
 6 snapshot or disk, 7 engine, 8 your function raised, 9 out of memory, 130/143 interrupted (state saved)
 """
-VALUED = {  # options of convert: what they take, what they do
-    "--from": (
-        "FORMAT",
-        "verl, trl, openrlhf, llamafactory, openai, vllm, solutions, rein; auto (default) looks",
-    ),
-    "--to": ("KIND", "prompts, trajectories, preferences or sft; else what the rows are"),
-    "--limit": ("N", "read the first N rows only"),
-    "--max-bad-fraction": ("F", "stop where more rows than this cannot be used (default 0.01)"),
-    "--temperature": ("T", "what rows that store no temperature were sampled at"),
-    "--log-probs": (
-        "MODE",
-        "at a temperature other than 1: raw (taken at 1) or processed (taken at that one)",
-    ),
+ACTIONS = ("ls", "prune")  # of cache
+OPTIONS: dict[str, dict[str, tuple[str, str]]] = {  # of a verb, with a value: what it takes, what it does
+    "convert": {
+        "--from": (
+            "FORMAT",
+            "verl, trl, openrlhf, llamafactory, openai, vllm, solutions, rein; auto (default) looks",
+        ),
+        "--to": ("KIND", "prompts, trajectories, preferences or sft; else what the rows are"),
+        "--limit": ("N", "read the first N rows only"),
+        "--max-bad-fraction": ("F", "stop where more rows than this cannot be used (default 0.01)"),
+        "--temperature": ("T", "what rows that store no temperature were sampled at"),
+        "--log-probs": (
+            "MODE",
+            "at a temperature other than 1: raw (taken at 1) or processed (taken at that one)",
+        ),
+    },
+    "cache": {
+        "--older-than": ("DAYS", "prune what was not used for so many days"),
+        "--max-size": ("SIZE", "prune what was used longest ago until the rest is no larger, such as 10GB"),
+    },
 }
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
 _PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM)
@@ -83,9 +92,12 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if "invalid choice" in message:
             word = message.split("'")[1]
-            close = get_close_matches(word, [*STAGES, *COMMANDS], n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join((*STAGES, *COMMANDS))}"
+            verbs = ACTIONS if self.prog.endswith(" cache") else (*STAGES, *COMMANDS)
+            close = get_close_matches(word, verbs, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(verbs)}"
             message = f"{word} is no verb; {hint}"
+        if "required: action" in message:
+            message = f"it is not said what to do; write {' or '.join(ACTIONS)}"
         if "required: RECIPE" in message:
             message = "the recipe is missing; give a YAML file, a packaged name or key=value words"
         raise ConfigError(f"{self.prog}: {message.removesuffix('.')} (see {self.prog} --help)")
@@ -120,7 +132,7 @@ def _with_values(words: Sequence[str]) -> Iterator[str]:
     """The words, with each option that takes a value joined to it: --from trl is --from=trl."""
     found = iter(words)
     for word in found:
-        value = next(found, None) if word in VALUED else None
+        value = next(found, None) if any(word in options for options in OPTIONS.values()) else None
         yield word if value is None else f"{word}={value}"
 
 
@@ -172,6 +184,19 @@ def _dispatch(arguments: argparse.Namespace) -> None:
         run_words(arguments, console)
         return
     recipe = _recipe(arguments, console)
+    if arguments.verb == "cache":
+        from rein.commands.cache import run as cache
+
+        cache(
+            arguments.action,
+            recipe,
+            console,
+            older_than=arguments.older_than,
+            max_size=arguments.max_size,
+            everything=arguments.all,
+            dry_run=arguments.dry_run,
+        )
+        return
     if arguments.verb == "check":
         from rein.commands.check import run as check
 
@@ -189,7 +214,7 @@ def _recipe(arguments: argparse.Namespace, console: Console) -> Recipe:
     from rein.config.load import load
 
     source, words = arguments.recipe, arguments.words
-    if "=" in source and not os.path.exists(source):
+    if source is not None and "=" in source and not os.path.exists(source):
         source, words = None, [source, *words]
     recipe, notes = load(source, words)
     for note in notes:
@@ -218,15 +243,22 @@ def _parser() -> _Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[shared],
         )
+        for option, (value, does) in OPTIONS.get(verb, {}).items():
+            sub.add_argument(option, metavar=value, help=does)
         if verb == "convert":
-            for option, (value, does) in VALUED.items():
-                sub.add_argument(option, metavar=value, help=does)
             sub.add_argument(
                 "files", metavar="FILE", nargs="+", help="files, globs or folders to read, then OUT"
             )
             continue
+        if verb == "cache":
+            sub.add_argument(
+                "action", choices=("ls", "prune"), help="list what is kept, or remove some of it"
+            )
+            sub.add_argument("--all", action="store_true", help="prune everything")
+            sub.add_argument("--dry-run", action="store_true", help="say what would go, and leave it")
         if verb != "demo":
-            sub.add_argument("recipe", metavar="RECIPE", help="a YAML file, or the name of a packaged recipe")
+            text, needed = "a YAML file, or the name of a packaged recipe", verb != "cache"
+            sub.add_argument("recipe", metavar="RECIPE", help=text, nargs=None if needed else "?")
         sub.add_argument(
             "words", metavar="key=value", nargs="*", help="override a key, e.g. seed=3 out=runs/x"
         )

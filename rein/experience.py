@@ -74,7 +74,9 @@ def reference_log_probs(
     budget: int,
     advance: Callable[[int], None],
 ) -> dict[str, Floats]:
-    """log pi_ref of every row by row key: from the cache, else by a forward pass, which the cache keeps."""
+    """What a frozen model gives each response, by row key: from the cache, else by a forward pass, which the
+    cache keeps.
+    """
     found: dict[str, Floats] = {}
     missing: dict[str, Trajectory] = {}
     for row in rows:

@@ -32,7 +32,7 @@ WHOLE_UP_TO = 64 * 2**20  # bytes; of larger files size, time and a sample are h
 SAMPLES, SAMPLE_BYTES = 64, 2**14
 
 # The sections and keys of a recipe that change what a stage writes. `seed` and `runtime` count everywhere;
-# `out`, `threads` and `resume` nowhere.
+# `out`, `threads`, `resume` and `cache` nowhere.
 _ROWS = ("model", "data")
 _ANSWERS = (
     "rollout.max_new_tokens",
@@ -54,7 +54,10 @@ READS: Mapping[str, tuple[str, ...]] = {
     "export": ("model", "export"),
 }
 _NO_EFFECT = {"trainer": ("logger", "save_freq")}
-_ONLY_TRAIN = {"data": ("train_batch_size", "val_files", "behavior"), "sft": ("share", "coef")}
+_ONLY_TRAIN = {
+    "data": ("train_batch_size", "val_files", "behavior", "behavior_model"),
+    "sft": ("share", "coef"),
+}
 
 
 def write(

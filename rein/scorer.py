@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from rein.data.cache import ScoreCache
-from rein.models.load import model_folder, weights_hash
+from rein.models.identity import model_key
 from rein.models.reward_model import load_reward_model
 from rein.protocols import Scorer
 from rein.types import Floats, TokenRow
 
-KIND = "score"
+KIND, DTYPE = "score", "float32"
 SHARD_ROWS = 4096  # new scores held in memory before they are written
 
 
@@ -61,10 +61,10 @@ class CachedScorer:
 
 
 def open_scorer(path: str, cache_dir: Path) -> CachedScorer:
-    """The reward model of a folder, in fp32, with the run's cache."""
-    folder = model_folder(path, "score.path")
-    cache = ScoreCache(cache_dir, KIND, f"{weights_hash(Path(folder))}/float32")
-    return CachedScorer(lambda: load_reward_model(path, dtype="float32"), cache)
+    """The reward model of a folder, in fp32, with the cache that runs share."""
+    key = model_key(path, dtype=DTYPE, device="cpu", where="score.path")
+    cache = ScoreCache(cache_dir, KIND, key, {"model": path})
+    return CachedScorer(lambda: load_reward_model(path, dtype=DTYPE), cache)
 
 
 def _key(row: TokenRow) -> str:

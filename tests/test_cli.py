@@ -17,18 +17,8 @@ from rein.config.load import load
 
 ROOT = Path(__file__).parent.parent
 VERBS = (
-    "sft",
-    "reward",
-    "rollout",
-    "score",
-    "train",
-    "evaluate",
-    "export",
-    "report",
-    "run",
-    "demo",
-    "check",
-    "convert",
+    *("sft", "reward", "rollout", "score", "train", "evaluate", "export", "report"),
+    *("run", "demo", "check", "convert", "cache"),
 )
 
 

@@ -250,12 +250,16 @@ def test_the_reference_is_asked_once_for_each_row_and_never_again(tiny_lm: str, 
     hook = reference.model.model.embed_tokens.register_forward_hook(lambda m, given, out: asked.append(1))
     told: list[int] = []
     rows = [*ROWS[:6], ROWS[0]]  # one row stands there twice
-    first = reference_log_probs(rows, reference, ScoreCache(tmp_path, "ref", "key"), 10_000, told.append)
+    first = reference_log_probs(
+        rows, reference, ScoreCache(tmp_path, "ref", {"weights": "1"}), 10_000, told.append
+    )
     assert (len(asked), told) == (1, [6])
-    again = reference_log_probs(ROWS, reference, ScoreCache(tmp_path, "ref", "key"), 10_000, told.append)
+    again = reference_log_probs(
+        ROWS, reference, ScoreCache(tmp_path, "ref", {"weights": "1"}), 10_000, told.append
+    )
     assert (len(asked), told) == (2, [6, 4])
     other = reference_log_probs(
-        ROWS[:2], reference, ScoreCache(tmp_path, "ref", "another"), 10_000, told.append
+        ROWS[:2], reference, ScoreCache(tmp_path, "ref", {"weights": "2"}), 10_000, told.append
     )
     assert len(asked) == 3
     hook.remove()

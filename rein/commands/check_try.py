@@ -58,7 +58,7 @@ def made_small(recipe: Recipe, folder: Path) -> Recipe:
         "rollout": {"n": n, "max_prompts": ROWS // n, "max_new_tokens": min(room, ANSWER_TOKENS)},
         "score": {},
     }
-    update: dict[str, Any] = {"out": str(folder / "run"), "resume": "never"}
+    update: dict[str, Any] = {"out": str(folder / "run"), "resume": "never", "cache": None}
     for stage, (section, files_of) in readers.items():
         change: dict[str, Any] = dict(changes[stage])
         needed = stage in recipe.stages or (stage == "sft" and recipe.sft.share > 0)

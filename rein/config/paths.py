@@ -11,10 +11,19 @@ from rein.errors import ConfigError
 
 # Keys that say where something lies, not what it is: what lies there is compared by content.
 PLACES = (
-    *("model.path", "data.train_files", "data.val_files", "sft.files", "reward.files", "reward.path"),
+    *(
+        "model.path",
+        "data.train_files",
+        "data.val_files",
+        "data.behavior_model",
+        "sft.files",
+        "reward.files",
+        "reward.path",
+    ),
     *("rollout.files", "rollout.path", "score.files", "score.path", "critic.model.path"),
     *("evaluate.files", "evaluate.before", "evaluate.after", "export.path"),
 )
+CACHE = "rein-cache"
 
 
 def stage_dir(recipe: Recipe, stage: str) -> Path:
@@ -118,6 +127,11 @@ def trained_actor(recipe: Recipe) -> str:
     return str(stage_dir(recipe, "train") / "best")
 
 
+def behavior_model(recipe: Recipe) -> list[str]:
+    """The model whose log-probs train recomputes as the behavior's; none where it does not."""
+    return [recipe.data.behavior_model] if recipe.data.behavior_model else []
+
+
 def cache_dir(recipe: Recipe) -> Path:
-    """Scores that frozen models gave to rows, shared by the stages of a run folder."""
-    return Path(recipe.out) / "cache"
+    """What frozen models said of rows: by default beside the run folder, for all runs that lie there."""
+    return Path(recipe.cache).expanduser() if recipe.cache else Path(recipe.out).absolute().parent / CACHE

@@ -74,7 +74,8 @@ class Data(Section):
     shuffle: bool = True
     seed: int | None = None  # order of rows; default: the recipe's seed
     max_bad_fraction: Share = 0.01
-    behavior: Literal["stored", "unknown"] | None = None  # default: stored where the file has log-probs
+    behavior: Literal["stored", "recomputed", "unknown"] | None = None  # default: stored where there are any
+    behavior_model: MaybePlace = None  # who wrote the responses, for recomputed
     leave_out: Files = []  # rows that answer a prompt of these files are not trained on
     holdout_fraction: Share = 0.05  # of prompts, at least 64 and at most 500
     apply_chat_template: bool | None = None  # default: where there is one; false: raw text
@@ -334,6 +335,7 @@ class Recipe(Section):
     out: Place = "runs/run"
     seed: int = 0
     resume: Place = "auto"  # auto | never | a snapshot folder
+    cache: MaybePlace = None  # what frozen models said; default: rein-cache beside `out`, shared by its runs
     runtime: Literal["single"] = "single"
     threads: Annotated[int, Field(gt=0, le=MOST_THREADS)] | None = None  # CPU threads; default: all cores
     stages: Annotated[list[Stage], BeforeValidator(as_list), Field(min_length=1)] = ["train"]

@@ -74,6 +74,7 @@ def broken(recipe: Recipe) -> list[Broken]:
         *of_correction(recipe),
         *_shaping(recipe),
         *_mixing(recipe),
+        *_behavior(recipe),
         *_stages(recipe),
     ]
 
@@ -181,6 +182,22 @@ def _mixing(recipe: Recipe) -> list[Broken]:
             )
         )
     return found
+
+
+def _behavior(recipe: Recipe) -> list[Broken]:
+    data = recipe.data
+    if data.behavior == "recomputed" and data.behavior_model is None:
+        return [
+            Broken(
+                "data.behavior",
+                "recomputed needs the model that wrote the responses; give data.behavior_model",
+            )
+        ]
+    if data.behavior_model is not None and data.behavior != "recomputed":
+        return [
+            Broken("data.behavior_model", f"data.behavior {data.behavior} reads no model; write recomputed")
+        ]
+    return []
 
 
 def _stages(recipe: Recipe) -> list[Broken]:

@@ -186,7 +186,9 @@ def _version(row: Row) -> int:
 def _behavior(row: Row, ids: Ids, mask: Mask, reading: Reading, *, greedy: bool) -> Floats | None:
     """The behavior policy's log-probs, or None where they are unknown or data.behavior says so."""
     name, asked = schemas.BEHAVIOR_LOG_PROBS, reading.data.behavior
-    if asked == "unknown":
+    if asked == "recomputed" and greedy:
+        raise BadRow("temperature", "temperature is 0, so no behavior log-probs can be recomputed")
+    if asked in ("unknown", "recomputed"):
         return None
     stored = cells.floats(row.get(name), name)
     if stored is None:

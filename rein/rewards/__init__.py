@@ -15,6 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from rein.config.recipe import RewardSpec
 from rein.errors import ConfigError
 from rein.protocols import Reward, Scorer
+from rein.rewards.code import code
 from rein.rewards.learned import model
 from rein.rewards.math import exact, math
 from rein.rewards.mix import Mix, Part, part_metrics
@@ -90,6 +91,7 @@ REWARDS: dict[str, Callable[..., Reward]] = {
     "gsm8k": exact,  # the number after ####
     "exact": exact,  # the number after `marker`
     "math": math,  # \boxed{} or the last number, by math-verify
+    "code": code,  # the row's own tests
     "format": format,  # a regular expression matches
     "length": length,  # tokens over a target
     "model": model,  # a reward model

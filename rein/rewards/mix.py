@@ -29,6 +29,11 @@ class Mix:
     def __call__(self, rows: Sequence[Trajectory]) -> list[float | None]:
         return self.total(self.by_part(rows))
 
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of the parts, such as how code is shut in."""
+        return [note for part in self.parts for note in getattr(part.reward, "notes", ())]
+
     def by_part(self, rows: Sequence[Trajectory]) -> dict[str, Scores]:
         """What each part says, unweighted."""
         return {part.name: part.reward(rows) for part in self.parts}

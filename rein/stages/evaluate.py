@@ -61,6 +61,8 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     needed = uses_model(specs)
     scorer = open_scorer(paths.reward_model(recipe), paths.cache_dir(recipe)) if needed else None
     reward = build(specs, scorer=scorer)
+    for note in reward.notes:
+        console.say(note)
     models = {
         "before": recipe.evaluate.before or paths.start_policy(recipe, "train"),
         "after": recipe.evaluate.after or paths.trained_actor(recipe),

@@ -108,6 +108,7 @@ def stage_inputs(recipe: Recipe, stage: str) -> list[str]:
             return [*paths.score_files(recipe), *reward_model, *functions]
         case "train":
             models = [paths.start_policy(recipe, "train"), paths.critic_start(recipe)]
+            models += paths.behavior_model(recipe)
             files = [*paths.train_files(recipe), *recipe.data.val_files, *paths.mixed_files(recipe)]
             return [*models, *files, *reward_model, *functions]
         case "evaluate":

@@ -45,6 +45,8 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     needed = uses_model(recipe.score.reward)
     scorer = open_scorer(paths.reward_model(recipe), paths.cache_dir(recipe)) if needed else None
     mix = build(recipe.score.reward, scorer=scorer)
+    for note in mix.notes:
+        console.say(note)
     loaded = load_trajectories(files, _encoder(recipe), recipe.data, scored=False)
     for note in loaded.notes:
         console.say(f"data: {note}")
@@ -70,7 +72,10 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     _write(files, folder / "trajectories.parquet", rows)
     facts = _facts(rows, by_part)
     if scorer is not None:
-        facts["cache"] = {"hits": scorer.cache.hits, "misses": scorer.cache.misses}
+        facts["cache"] = scorer.cache.counts
+        console.say(
+            f"reward model: {scorer.cache.hits} scores from the cache, {scorer.cache.misses} computed"
+        )
     console.say(
         f"scores: {len(rows)} of {loaded.total} rows, {len(rejects)} rejected; "
         f"mean {facts['score/mean']:.4g}, from {facts['score/min']:.4g} to {facts['score/max']:.4g}"

@@ -93,6 +93,7 @@ class Job:
         self.validated, self.skipped = False, 0
         self.applied: dict[str, int] = {}  # updates by role
         self.saved_at: Cursor | None = None
+        self.cached: dict[str, dict[str, int]] = {}  # rows that the cache knew, by kind of numbers
         self.tracker: Fanout | None = None
         self.audited: Verdict | None = None  # what algorithm.method auto obeyed
 
@@ -247,6 +248,7 @@ class Job:
             "updates": self.cursor.number,
             "skipped_updates": self.skipped,
             "best": self.best,
+            "cache": self.cached,
             "metrics": {name: self.last[name] for name in shown if name in self.last},
             "train_seconds": round(seconds, 2),
         }

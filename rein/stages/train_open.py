@@ -15,12 +15,11 @@ from rein.config.methods import AUTO, needs
 from rein.config.recipe import Recipe
 from rein.config.rules import kl_coefs, sums_over_vocabulary
 from rein.data.audit.verdict import Verdict
-from rein.data.cache import ScoreCache
 from rein.data.loader import load_prompts
 from rein.data.tokenize import Encoder
 from rein.engines.hf import HfEngine
 from rein.errors import CheckpointError, DataError
-from rein.experience import ExperienceMaker, reference_log_probs
+from rein.experience import ExperienceMaker
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import Critic, load_critic
 from rein.models.load import weights_hash
@@ -30,6 +29,7 @@ from rein.rewards import build, uses_model
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
 from rein.snapshots import RunState, load
+from rein.stages.train_frozen import Counts, recomputed, references
 from rein.stages.train_job import Job
 from rein.stages.train_rows import corrects, load_mixing, load_rows, score_statistics_of
 from rein.stages.train_state import restore
@@ -57,7 +57,14 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         recipe, audited = _obey(recipe, console, actor, encoder)
     wanted = needs(recipe)
     folder = paths.stage_dir(recipe, "train")
-    rows = load_rows(recipe, console, encoder, None if rehearsal else folder)
+    counts: Counts = {}
+    rows = load_rows(
+        recipe,
+        console,
+        encoder,
+        None if rehearsal else folder,
+        lambda rows: recomputed(recipe, console, actor.tokenizer, rows, counts),
+    )
     rows.demonstrations = load_mixing(recipe, console, encoder, rows.held_out, None if rehearsal else folder)
     critic = None
     if "critic" in wanted:
@@ -66,15 +73,15 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     if "reference" in wanted:
         console.say(f"KL: {kl_coefs(recipe).note}")
     corrected = corrects(recipe, console, rows.train)
-    references = _references(recipe, console, actor, rows.train[:16] if rehearsal else rows.train)
+    said = references(recipe, console, actor, rows.train[:16] if rehearsal else rows.train, counts)
     maker = ExperienceMaker(
         recipe,
         actor,
         critic,
-        references,
+        said,
         corrected=corrected,
         statistics=score_statistics_of(recipe, console, rows.train),
-        reference=_reference(recipe, console, actor) if references is not None else None,
+        reference=_reference(recipe, console, actor) if said is not None else None,
     )
     budget = recipe.actor.ppo_max_token_len_per_gpu
     probe_rows = sorted(rows.held_out, key=lambda row: row.key)[:PROBE_ROWS]
@@ -82,6 +89,7 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     validator = None if rehearsal else _validator(recipe, console, actor, encoder, rows.held_out)
     job = Job(recipe, console, rows, _content(actor, critic), actor, critic, maker, probe, validator)
     job.audited = audited
+    job.cached = counts
     if not rehearsal:
         _resume(job)
         job.tracker = open_trackers(recipe.trainer.logger, folder, from_number=job.cursor.number)
@@ -116,23 +124,6 @@ def _content(actor: Actor, critic: Critic | None) -> str:
 
 def _model_options(recipe: Recipe) -> dict[str, Any]:
     return recipe.model.model_dump(exclude={"path"})
-
-
-def _references(
-    recipe: Recipe, console: Console, actor: Actor, rows: list[Trajectory]
-) -> dict[str, Any] | None:
-    """Reference log-probs of every row; the actor still is the reference: just loaded, nothing restored."""
-    if "reference" not in needs(recipe):
-        return None
-    key = f"{weights_hash(Path(actor.path))}/{recipe.model.dtype}"
-    cache = ScoreCache(paths.cache_dir(recipe), "ref_log_probs", key)
-    budget = recipe.actor.ppo_max_token_len_per_gpu
-    missing = len({row.key for row in rows if cache.get(row.key) is None})
-    if not missing:
-        console.say(f"reference log-probs: {len(rows)} rows from the cache")
-        return reference_log_probs(rows, actor, cache, budget, lambda _: None)
-    with console.progress(missing, "reference log-probs") as advance:
-        return reference_log_probs(rows, actor, cache, budget, advance)
 
 
 def _reference(recipe: Recipe, console: Console, actor: Actor) -> Reference | None:
@@ -173,10 +164,13 @@ def _validator(
         stop_texts=recipe.rollout.stop,
     )
     room = recipe.rollout.max_new_tokens or recipe.data.max_response_length
+    judges = [build(specs, scorer=scorer) for specs in ([truth] if proxy == truth else [truth, proxy])]
+    for note in dict.fromkeys(note for judge in judges for note in judge.notes):
+        console.say(f"validation: {note}")
     return Validator(
         engine,
-        build(truth, scorer=scorer),
-        build(proxy, scorer=scorer) if proxy != truth else None,
+        judges[0],
+        judges[1] if len(judges) > 1 else None,
         prompts,
         decode=encoder.decode_response,
         max_new_tokens=room,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -48,7 +48,13 @@ def content(rows: Sequence[Trajectory]) -> str:
     return digest.hexdigest()
 
 
-def load_rows(recipe: Recipe, console: Console, encoder: Encoder, folder: Path | None) -> Rows:
+def load_rows(
+    recipe: Recipe,
+    console: Console,
+    encoder: Encoder,
+    folder: Path | None,
+    complete: Callable[[list[Trajectory]], list[Trajectory]],  # adds what the file lacks to its rows
+) -> Rows:
     files = paths.train_files(recipe)
     loaded = load_trajectories(
         files, encoder, recipe.data, scored=reads_scores(recipe), ranked="pairs" in needs(recipe)
@@ -61,6 +67,7 @@ def load_rows(recipe: Recipe, console: Console, encoder: Encoder, folder: Path |
     if folder is None and "pairs" in needs(recipe):  # a rehearsal's few rows need not score differently
         loaded.rows = [row.with_score(float(i % 2)) for i, row in enumerate(loaded.rows)]
     left_out = _leave_out(recipe, encoder, loaded.rows)
+    loaded.rows = complete(loaded.rows)
     train, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
     counts = {"in": loaded.total, "rejected": len(loaded.rejects), **left_out, "held_out": len(held_out)}
     refuse_lacking(recipe, files[0], loaded.rows)

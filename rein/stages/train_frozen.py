@@ -1,0 +1,96 @@
+"""What frozen models say of the rows, once: the reference's log-probs and, where asked, the behavior's.
+
+Both come from the cache that runs share, else from a forward pass that the cache keeps. Part of
+stages/train.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from rein.config import paths
+from rein.config.methods import needs
+from rein.config.recipe import Recipe
+from rein.data.cache import ScoreCache
+from rein.data.filters import usable_log_probs
+from rein.data.rejects import BadRow
+from rein.errors import ConfigError, DataError
+from rein.experience import reference_log_probs
+from rein.models.actor import Actor, load_actor
+from rein.models.identity import model_key
+from rein.protocols import Tokenizer
+from rein.tracking.console import Console
+from rein.types import Floats, Trajectory
+
+REFERENCE, BEHAVIOR = "ref_log_probs", "behavior_log_probs"
+Counts = dict[str, dict[str, int]]  # kind of numbers -> rows from the cache (hits) and computed (misses)
+
+
+def references(
+    recipe: Recipe, console: Console, actor: Actor, rows: list[Trajectory], counts: Counts
+) -> dict[str, Floats] | None:
+    """Reference log-probs of every row; the actor still is the reference: just loaded, nothing restored."""
+    if "reference" not in needs(recipe):
+        return None
+    return _said(recipe, console, actor, rows, REFERENCE, counts)
+
+
+def recomputed(
+    recipe: Recipe, console: Console, tokenizer: Tokenizer, rows: list[Trajectory], counts: Counts
+) -> list[Trajectory]:
+    """The rows with what data.behavior_model gives their responses, where data.behavior is `recomputed`.
+
+    Raises ConfigError for a model with other tokens, DataError for a row that it gives no finite log-prob.
+    """
+    path = recipe.data.behavior_model
+    if path is None or recipe.data.behavior != "recomputed":
+        return rows
+    where = "data.behavior_model"
+    trust = recipe.model.trust_remote_code
+    behavior = load_actor(path, dtype=recipe.model.dtype, trust_remote_code=trust, where=where)
+    if behavior.tokenizer.get_vocab() != tokenizer.get_vocab():  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"{where}: {path} has other tokens than the model; give the model that wrote the rows"
+        )
+    found = _said(recipe, console, behavior, rows, BEHAVIOR, counts)
+    cut = sum(row.top_p < 1 for row in rows)
+    if cut:
+        console.say(
+            f"data.behavior recomputed: {cut} rows have top_p below 1; what is used is the full softmax"
+        )
+    return [_with_behavior(row, found[row.key]) for row in rows]
+
+
+def _with_behavior(row: Trajectory, log_probs: Floats) -> Trajectory:
+    try:
+        usable = usable_log_probs(np.minimum(log_probs, 0.0), row.response_mask, BEHAVIOR)
+    except BadRow as error:
+        raise DataError(
+            f"{row.where}: recomputed {error.reason}; check data.behavior_model and the row's token ids"
+        ) from error
+    return dataclasses.replace(row, behavior_log_probs=usable)
+
+
+def _said(
+    recipe: Recipe, console: Console, model: Actor, rows: Sequence[Trajectory], kind: str, counts: Counts
+) -> dict[str, Floats]:
+    what = {REFERENCE: "reference log-probs", BEHAVIOR: "behavior log-probs"}[kind]
+    key = model_key(model.path, dtype=recipe.model.dtype, device=str(model.device.type), where=what)
+    cache = ScoreCache(paths.cache_dir(recipe), kind, key, {"model": model.path})
+    for note in cache.notes:
+        console.say(note)
+    budget = recipe.actor.ppo_max_token_len_per_gpu
+    missing = len({row.key for row in rows if row.key not in cache})
+    if missing:
+        with console.progress(missing, what) as advance:
+            found = reference_log_probs(rows, model, cache, budget, advance)
+    else:
+        found = reference_log_probs(rows, model, cache, budget, lambda _: None)
+    counts[kind] = cache.counts
+    console.say(
+        f"{what}: {cache.hits} rows from the cache, {cache.misses} computed ({paths.cache_dir(recipe)})"
+    )
+    return found
