@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from results_io import table, write
 from verdict_data import KINDS, World
 
-from rein.audit import audit
+from rein.audit.whole import audit
 from rein.commands.demo import recipe_of
 from rein.config.recipe import Recipe
 from rein.data import addition

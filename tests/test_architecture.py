@@ -24,7 +24,7 @@ LAYERS: dict[str, int] = {
     "jail": 2,
     **dict.fromkeys(("data", "models", "engines", "rewards", "guards", "tracking", "report", "runtime"), 3),
     **dict.fromkeys(("experience", "learner", "validator", "remedies", "snapshots", "manifest"), 4),
-    **dict.fromkeys(("probe", "scorer", "model_facts", "audit"), 4),
+    **dict.fromkeys(("probe", "scorer", "audit"), 4),
     "stages": 5,
     "commands": 5,
     "cli": 6,

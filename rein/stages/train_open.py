@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rein.audit import audit
+from rein.audit.whole import audit
 from rein.config import paths
 from rein.config.load import settled_by
 from rein.config.methods import AUTO, needs

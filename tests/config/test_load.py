@@ -397,7 +397,6 @@ def test_what_restrains_or_is_insisted_on_passes(words: str) -> None:
     [
         ("actor.kl_loss_type=k4", "must be one of kl, k1"),
         ("actor.kl_loss_type=fulll", "did you mean full"),
-        ("algorithm.method=auto", "not built yet"),
         ("algorithm.method=filtered_bx", "did you mean filtered_bc"),
         ("algorithm.adv_estimator=gdpo", "not built yet"),
         ("actor.policy_loss.loss_mode=kl_cov", "not built yet"),

@@ -62,7 +62,7 @@ class Evidence(NamedTuple):
 
 
 def judge(evidence: Evidence, model: Mapping[str, Any] | None = None) -> Verdict:
-    """`model`: model_facts.facts, where a model was given."""
+    """`model`: audit.model.facts, where a model was given."""
     reasons = _stops(evidence)
     if evidence.kind == "preferences":
         reasons.append(Reason("preferences", "note", "pairs of answers without scores: dpo learns from them"))

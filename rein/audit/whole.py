@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rein.audit.model import facts
 from rein.config.recipe import Recipe
 from rein.data.audit.evidence import evidence_of
 from rein.data.audit.verdict import Evidence, Verdict, judge
@@ -17,7 +18,6 @@ from rein.data.parquet import columns_of
 from rein.data.schemas import kind_of
 from rein.data.split import prompt_key
 from rein.data.tokenize import Encoder
-from rein.model_facts import facts
 from rein.models.actor import Actor
 from rein.types import Trajectory
 
