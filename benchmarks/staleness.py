@@ -50,17 +50,20 @@ AGES = (0, 1, 4, 16, 64, 256)
 GRAPHS = (30, 31, 32)
 STEPS = 256
 TASK = Task("stale", False, 1000, 125, 64, sft_batch=125, sft_steps=150, fit_steps=100, measured=2)
+AUTO = "auto"
 COMPARED = (
     "filtered cloning (top 25 %)",
     "DPO",
     "PPO anchored to the logged policy",
     "PPO ignoring it",
     DEFAULT,
+    AUTO,
     "decoupled PPO without KL",
     "TOPR",
     "AWR",
     "V-trace",
 )
+METHODS[AUTO] = ["algorithm.method=auto"]  # what the audit of the rows says, at the default's rate
 IMPROVING = ["actor.use_kl_loss=false", "actor.optim.lr=2e-5"]
 Found = dict[tuple[int, int], tuple[dict[str, float], Runs]]  # graph, age -> how stale, and the runs
 
@@ -99,6 +102,8 @@ def rates() -> dict[str, float]:
     """What random_walks.py chose on its tuning graphs; the middle of the grid for a method it did not run."""
     file = RESULTS / "random_walks.json"
     found = json.loads(file.read_text())["settings"]["short"]["rates"] if file.exists() else {}
+    if DEFAULT in found:
+        found[AUTO] = found[DEFAULT]
     lacking = [method for method in COMPARED if method not in found]
     if lacking:
         print(f"{file.name} has no rate for {', '.join(lacking)}: {RATES[1]:g} is taken")
