@@ -38,6 +38,7 @@ COMMANDS = {
     "run": "the recipe's stages in order, skipping what is done",
     "demo": "from nothing to a better model, here, in minutes",
     "check": "print the plan and a memory estimate, loading no weights",
+    "audit": "what data files hold and what is wrong with them, on one page",
 }
 EXAMPLES = {
     "sft": "rein sft recipe.yaml sft.optim.lr=1e-5",
@@ -51,7 +52,9 @@ EXAMPLES = {
     "run": "rein run recipe.yaml seed=1 out=runs/seed1",
     "demo": "rein demo reward=noisy seed=1",
     "check": "rein check recipe.yaml --try",
+    "audit": "rein audit trajectories.parquet --model MODEL --against test.parquet out=runs/first",
 }
+WITH_VALUE = ("--model", "--against")  # options of audit
 EPILOG = """\
 RECIPE is a YAML file or the name of a packaged one (demo); key=value overrides it, and alone makes a recipe.
 exit codes: 0 done, 2 usage or recipe, 3 data, 4 stopped or paused by a guard, 5 gate failed,
@@ -70,6 +73,8 @@ class _Parser(argparse.ArgumentParser):
             close = get_close_matches(word, [*STAGES, *COMMANDS], n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join((*STAGES, *COMMANDS))}"
             message = f"{word} is no verb; {hint}"
+        if "required: DATA" in message:
+            message = "the data is missing; give Parquet or JSON files, or a recipe that names them"
         if "required: RECIPE" in message:
             message = "the recipe is missing; give a YAML file, a packaged name or key=value words"
         raise ConfigError(f"{self.prog}: {message.removesuffix('.')} (see {self.prog} --help)")
@@ -85,8 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words:
             _parser().print_help(sys.stderr)
             return 2
-        # Options take no values, so they may stand anywhere: argparse wants them before a list of words.
-        _dispatch(_parser().parse_args([*words[:1], *sorted(words[1:], key=lambda w: not w.startswith("-"))]))
+        # Options may stand anywhere: argparse wants them, with their values, before a list of words.
+        rest = sorted(_joined(words[1:]), key=lambda w: not w.startswith("-"))
+        _dispatch(_parser().parse_args([*words[:1], *rest]))
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()
@@ -97,6 +103,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         signal.signal(signal.SIGTERM, former)
     return 0
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """The words, an option that takes a value in one word with it."""
+    found: list[str] = []
+    for word in words:
+        if found and found[-1] in WITH_VALUE:
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
 
 
 def exit_code(error: BaseException) -> tuple[int, str]:
@@ -140,6 +157,11 @@ def _dispatch(arguments: argparse.Namespace) -> None:
         from rein.commands.demo import run as demo
 
         demo(arguments.words, console)
+        return
+    if arguments.verb == "audit":
+        from rein.commands.audit import run as audit
+
+        audit(arguments.words, console, model=arguments.model, against=arguments.against)
         return
     recipe = _recipe(arguments, console)
     if arguments.verb == "check":
@@ -188,6 +210,9 @@ def _parser() -> _Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[shared],
         )
+        if verb == "audit":
+            _audit_arguments(sub)
+            continue
         if verb != "demo":
             sub.add_argument("recipe", metavar="RECIPE", help="a YAML file, or the name of a packaged recipe")
         sub.add_argument(
@@ -201,6 +226,13 @@ def _parser() -> _Parser:
                 help="also run two updates on 16 of the real rows and throw them away",
             )
     return parser
+
+
+def _audit_arguments(sub: argparse.ArgumentParser) -> None:
+    what = "Parquet or JSON files, globs, folders, or a recipe; and key=value"
+    sub.add_argument("words", metavar="DATA", nargs="+", help=what)
+    sub.add_argument("--model", metavar="PATH", help="model folder whose tokenizer measures text: model.path")
+    sub.add_argument("--against", metavar="FILE", action="append", default=[], help="evaluation prompts: evaluate.files")
 
 
 if __name__ == "__main__":
