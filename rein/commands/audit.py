@@ -16,8 +16,9 @@ from rein.config import paths
 from rein.config.load import PACKAGED, load, write_json
 from rein.config.recipe import Recipe, Sft
 from rein.data.audit import audit
-from rein.data.files import Files, atomic, sources
+from rein.data.files import Files, Source, atomic, is_parquet, sources
 from rein.data.loader import columns_of, write_rejects
+from rein.data.parquet import row_count
 from rein.data.tokenize import Encoder
 from rein.errors import ConfigError
 from rein.report.audit import lines, render, sections
@@ -38,8 +39,7 @@ def run(
     folder = paths.stage_dir(recipe, "audit")
     encoder, own = _encoder(recipe)
     evaluation = recipe.evaluate.files or recipe.data.val_files
-    size = sum(source.path.stat().st_size for source in sources(files)) >> 20
-    with console.progress(0, f"audit of {size} MiB, rows") as advance:
+    with console.progress(_rows(sources(files)), "audit") as advance:
         facts, rejects = audit(
             files,
             recipe.data,
@@ -84,6 +84,16 @@ def _read(
     keys += [f"evaluate.files=[{', '.join(map(_quoted, against))}]"] if against else []
     recipe, notes = load(recipes[0] if recipes else None, keys)
     return data, recipe, notes
+
+
+def _rows(found: Sequence[Source]) -> int:
+    """About how many rows there are: of JSON, its lines."""
+    return sum(row_count(source) if is_parquet(source) else _line_count(source.path) for source in found)
+
+
+def _line_count(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
 
 
 def _quoted(text: str) -> str:

@@ -17,13 +17,16 @@ def rows(facts: Facts) -> Section:
     for kind, n in found["by_reason"].items():
         first = found["first"].get(kind, [])
         table.append(Fact(f"left out: {kind}", count(n), f"{first[0]['where']}: {first[0]['reason']}" if first else ""))
-    if bad > limit * found["total"]:
+    if not found["usable"]:
+        warnings.append(
+            "No row can be used: training would refuse the file. If its columns or messages are laid out in "
+            "another way, `rein convert` can map them."
+        )
+    elif bad > limit * found["total"]:
         warnings.append(
             f"{count(bad)} of {count(found['total'])} rows cannot be used: more than data.max_bad_fraction "
             f"({limit:g}) allows, so training would refuse the file."
         )
-    elif not found["usable"]:
-        warnings.append("No row is left: training would refuse the file.")
     ignored = sorted({name for file in facts["files"] for name in file["ignored"]})
     if ignored:
         table.append(Fact("columns nobody reads", ", ".join(ignored)))
@@ -82,8 +85,10 @@ def endings(facts: Facts) -> Section | None:
     return Section("Ends", table, (), said, warnings)
 
 
-def duplicates(facts: Facts) -> Section:
+def duplicates(facts: Facts) -> Section | None:
     found = facts["duplicates"]
+    if not facts["rows"]["usable"]:
+        return None
     near = found["near"]
     table = [
         Fact("exact copies", count(found["copies"]), percent(found["copies_share"])),

@@ -102,7 +102,9 @@ def judge(batch: Batch, limits: Limits) -> tuple[Mask, Draft]:
     clean &= ~warm | (temperature == 0) | ((temperature >= COLDEST) & (temperature <= HOTTEST))
     clean &= ~cut | ((top_p > 0) & (top_p <= 1))
     labels = {name: batch.label(name) for name in (s.BEHAVIOR_POLICY, s.DATA_SOURCE, s.FINISH_REASON, s.GROUP)}
-    labels |= _number_labels(batch)
+    version, versioned = batch.numbers(s.POLICY_VERSION)
+    clean &= ~versioned | (np.isfinite(version) & (np.floor(version) == version))
+    labels |= {s.TEMPERATURE: _number_label(temperature), s.POLICY_VERSION: _number_label(version)}
     finish = _finish(labels[s.FINISH_REASON])
     known &= ~(warm & (temperature == 0))
     loose = stored.there & ~ids.there if data.behavior != "unknown" else np.zeros(batch.rows, np.bool_)
@@ -212,20 +214,14 @@ def _finish_code(name: str) -> int:
     return STOP if name in FINISHED else LENGTH if name in CUT_OFF else OTHER if name else UNKNOWN
 
 
-def _number_labels(batch: Batch) -> dict[str, Label]:
-    """Temperatures and policy versions as names to count; a version is a whole number, else Unfit."""
-    found = {}
-    for name in (s.TEMPERATURE, s.POLICY_VERSION):
-        values, there = batch.numbers(name)
-        if name == s.POLICY_VERSION and not (np.isfinite(values[there]) & (values[there] % 1 == 0)).all():
-            raise Unfit
-        distinct, which = np.unique(values, return_inverse=True)
-        shown = ["" if value != value else f"{value:.10g}" for value in distinct]
-        coded = pa.DictionaryArray.from_arrays(pa.array(which.ravel(), pa.int32()), pa.array(shown, pa.string()))
-        made = texts(coded)
-        assert made is not None
-        found[name] = Label(made)
-    return found
+def _number_label(values: NDArray[np.float64]) -> Label:
+    """Numbers as names to count."""
+    distinct, which = np.unique(values, return_inverse=True)
+    shown = ["" if value != value else f"{value:.10g}" for value in distinct]
+    coded = pa.DictionaryArray.from_arrays(pa.array(which.ravel(), pa.int32()), pa.array(shown, pa.string()))
+    made = texts(coded)
+    assert made is not None
+    return Label(made)
 
 
 def _counted(stored: Lists, known: Mask, mask: Lists, rows: Rows) -> LogProbs | None:

@@ -3,16 +3,21 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+import numpy as np
+
 from rein.config.recipe import Data
+from rein.data import cells
 from rein.data import schemas as s
+from rein.data.audit.hashing import Keys
 from rein.data.audit.overlap import Overlap, overlap_with
 from rein.data.audit.reading import Way, read
+from rein.data.audit.slow import prompt_keys
 from rein.data.audit.stand_in import stand_in_encoder
 from rein.data.audit.tally import Tally
 from rein.data.audit.texts import tokens_of
 from rein.data.files import Files, Source, sources
 from rein.data.loader import columns_of
-from rein.data.parquet import no_rows
+from rein.data.parquet import no_rows, source_rows
 from rein.data.rejects import Reject
 from rein.data.rows_prompts import Reading
 from rein.data.tokenize import Encoder
@@ -65,7 +70,7 @@ def audit(
         kind,
         tokens_of(own_tokens),
         frozenset() if encoder is None else encoder.stop_ids,
-        None if against is None else _overlap(against, reading),
+        None if against is None else _overlap(against, reading, sft[0] if sft else s.PROMPT),
     )
     told = [_file(source, tally, way_of(source, kind, reading, sft), passed) for source in found]
     if not tally.total:
@@ -123,14 +128,20 @@ def _kind(found: list[Source]) -> s.Kind:
     return next(iter(kinds))
 
 
-def _overlap(files: Files, reading: Reading) -> Overlap:
-    found = sources(files)
-    keys = []
+def _overlap(files: Files, reading: Reading, prompt_key: str) -> Overlap:
+    """The prompts of evaluation files; under the demonstrations' key where they have no prompt column."""
+    found, keys = sources(files), list[tuple[Keys, Keys]]()
     for source in found:
-        if s.PROMPT not in (columns := columns_of(source)) and s.PROMPT_IDS not in columns:
-            error = s.missing(source.name, s.PROMPT, columns)
-            raise DataError(f"{error}, or map the columns with `rein convert`")
-        quiet = Reading(reading.encoder, reading.data)
+        columns, quiet = columns_of(source), Reading(reading.encoder, reading.data)
+        if not {s.PROMPT, s.PROMPT_IDS} & set(columns):
+            root = prompt_key if prompt_key in columns else prompt_key.partition(".")[0]
+            if root not in columns:
+                error = s.missing(source.name, s.PROMPT, columns)
+                raise DataError(f"{error}, or map the columns with `rein convert`")
+            rows = (row for _, row in source_rows(source, {root}, lambda where, why: None))
+            text = prompt_keys([cells.at(row, prompt_key) for row in rows])
+            keys.append((text, np.zeros_like(text)))
+            continue
         for block, _ in read(source, Way("prompts", quiet)):
             if block is not None:
                 keys.append((block.prompt.text_key, block.prompt.ids_key))

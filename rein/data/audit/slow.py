@@ -72,6 +72,12 @@ def slow_block(
     )
 
 
+def prompt_keys(values: Sequence[Any]) -> Keys:
+    """The keys of prompts as they are stored; of what is no prompt, none."""
+    words = [found for value in values if (found := _read(value, s.PROMPT)) is not None]
+    return _prompt_keys(words)
+
+
 def _words(used: Used, prompt_key: str, response_key: str) -> tuple[Words, Words, Words]:
     """Prompt and answers as they were stored; None for what was stored as ids only."""
     row, item = used.row, used.item
