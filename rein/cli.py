@@ -232,7 +232,9 @@ def _audit_arguments(sub: argparse.ArgumentParser) -> None:
     what = "Parquet or JSON files, globs, folders, or a recipe; and key=value"
     sub.add_argument("words", metavar="DATA", nargs="+", help=what)
     sub.add_argument("--model", metavar="PATH", help="model folder whose tokenizer measures text: model.path")
-    sub.add_argument("--against", metavar="FILE", action="append", default=[], help="evaluation prompts: evaluate.files")
+    sub.add_argument(
+        "--against", metavar="FILE", action="append", default=[], help="evaluation prompts: evaluate.files"
+    )
 
 
 if __name__ == "__main__":

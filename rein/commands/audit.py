@@ -17,8 +17,8 @@ from rein.config.load import PACKAGED, load, write_json
 from rein.config.recipe import Recipe, Sft
 from rein.data.audit import audit
 from rein.data.files import Files, Source, atomic, is_parquet, sources
-from rein.data.loader import columns_of, write_rejects
-from rein.data.parquet import row_count
+from rein.data.loader import write_rejects
+from rein.data.parquet import columns_of, row_count
 from rein.data.tokenize import Encoder
 from rein.errors import ConfigError
 from rein.report.audit import lines, render, sections
@@ -32,10 +32,10 @@ def run(
     words: Sequence[str], console: Console, *, model: str | None = None, against: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Audit, print, write; returns the facts. Raises ConfigError or DataError."""
-    files, recipe, notes = _read(words, model, against)
+    given, recipe, notes = _read(words, model, against)
     for note in notes:
         console.say(f"note: {note}")
-    files, keys = _chosen(files, recipe)
+    files, keys = _chosen(given, recipe)
     folder = paths.stage_dir(recipe, "audit")
     encoder, own = _encoder(recipe)
     evaluation = recipe.evaluate.files or recipe.data.val_files

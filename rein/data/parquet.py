@@ -233,7 +233,8 @@ def _rows_within(file: pq.ParquetFile, wanted: set[str], size: int) -> int:
         for column in map(group.column, range(group.num_columns)):
             if column.path_in_schema.partition(".")[0] in wanted:
                 decoded += max(8 * column.num_values, column.total_uncompressed_size)
-    return max(1, min(GROUP_ROWS, size * meta.num_rows // max(decoded, 1)))
+    rows: int = size * meta.num_rows // max(decoded, 1)
+    return max(1, min(GROUP_ROWS, rows))
 
 
 def _field(field: pa.Field, values: list[Any] | None) -> pa.Field:

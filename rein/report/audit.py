@@ -62,7 +62,9 @@ def render(facts: Facts, made: Sequence[Section], title: str) -> str:
     """The whole page as HTML."""
     from plotly.offline import get_plotlyjs  # takes a moment: only when a page is made
 
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+    )
     environment.filters |= {"cell": _cell}
     charts = [_drawn(chart) for section in made for chart in section.charts]
     return environment.get_template(TEMPLATE).render(

@@ -1,4 +1,4 @@
-"""Facts of an audit in, sections out: the rows themselves, their lengths, ends, copies, and shared prompts."""
+"""Facts of an audit in, sections out: the rows themselves, lengths, ends, copies, and shared prompts."""
 
 from rein.report.section import Bars, Fact, Facts, Section, bars, count, ends, figure, percent, quantiles
 
@@ -16,7 +16,9 @@ def rows(facts: Facts) -> Section:
     warnings = []
     for kind, n in found["by_reason"].items():
         first = found["first"].get(kind, [])
-        table.append(Fact(f"left out: {kind}", count(n), f"{first[0]['where']}: {first[0]['reason']}" if first else ""))
+        table.append(
+            Fact(f"left out: {kind}", count(n), f"{first[0]['where']}: {first[0]['reason']}" if first else "")
+        )
     if not found["usable"]:
         warnings.append(
             "No row can be used: training would refuse the file. If its columns or messages are laid out in "
@@ -49,9 +51,11 @@ def lengths(facts: Facts) -> Section | None:
         table.append(Fact(f"{side}, {unit}", quantiles(spread), ends(spread)))
         charts += bars(f"Length of {side}", spread, unit)
         if found["other_unit"]:
-            said.append(f"{count(found['other_unit'])} rows of {side} are measured in the other unit and not shown.")
+            said.append(f"{count(found['other_unit'])} rows of {side} are in the other unit and not shown.")
         if spread and spread["max"] > LONG_TAIL * max(spread["p50"], 1):
-            warnings.append(f"The longest {side} has {figure(spread['max'])} {unit}, over {LONG_TAIL} times the median.")
+            warnings.append(
+                f"The longest {side} has {figure(spread['max'])} {unit}, over {LONG_TAIL} times the median."
+            )
     return Section("Lengths", table, charts, said, warnings) if table else None
 
 
@@ -62,11 +66,17 @@ def endings(facts: Facts) -> Section | None:
         return None
     known = found["stop"] + found["length"]
     table = [Fact("finished", count(found["stop"]))] if known else []
-    table += [Fact("cut off by the limit", count(found["length"]), percent(found["truncated_share"]))] if known else []
+    table += (
+        [Fact("cut off by the limit", count(found["length"]), percent(found["truncated_share"]))]
+        if known
+        else []
+    )
     if found["other"] + found["unknown"]:
         table.append(Fact("end unknown", count(found["unknown"]), f"{count(found['other'])} other reasons"))
     wall = found["at_longest"] / max(found["rows"], 1)
-    table.append(Fact(f"longest, {found['unit']}", count(found["longest"]), f"{count(found['at_longest'])} rows"))
+    table.append(
+        Fact(f"longest, {found['unit']}", count(found["longest"]), f"{count(found['at_longest'])} rows")
+    )
     said, warnings = [], []
     if (last := found["last_id"]) is not None:
         table.append(Fact("most frequent last id", str(last["id"]), percent(last["share"])))
@@ -79,9 +89,13 @@ def endings(facts: Facts) -> Section | None:
             "scores are of unfinished answers."
         )
     if not known and found["last_id"] and found["last_id"]["share"] < 0.9:
-        said.append("finish_reason is not stored; most last ids differ, so many responses may have no end token.")
+        said.append(
+            "finish_reason is not stored and the last ids differ: many responses may have no end token."
+        )
     if wall > 0.05 and found["longest"] > 1 and found["at_longest"] < found["rows"]:
-        warnings.append(f"{percent(wall)} of the responses are exactly the longest there is: a generation limit.")
+        warnings.append(
+            f"{percent(wall)} of the responses are exactly the longest there is: a generation limit."
+        )
     return Section("Ends", table, (), said, warnings)
 
 
@@ -100,7 +114,9 @@ def duplicates(facts: Facts) -> Section | None:
     said = ["Near-duplicates share 80 % of their 5-grams (MinHash). In a sample, fewer meet than there are."]
     warnings = []
     if (found["copies_share"] or 0) > 0.01:
-        warnings.append(f"{percent(found['copies_share'])} of the rows are exact copies of another: each counts twice.")
+        warnings.append(
+            f"{percent(found['copies_share'])} of the rows are exact copies of another: each counts twice."
+        )
     if (near["share"] or 0) > 0.05:
         warnings.append(f"{percent(near['share'])} of a sample are nearly another row's copy.")
     return Section("Copies", table, (), said, warnings)

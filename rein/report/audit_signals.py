@@ -44,10 +44,18 @@ def groups(facts: Facts) -> Section | None:
     warnings = []
     if found["without_spread"] is not None and found["several"]:
         share, lost = found["without_spread_share"], found["without_spread_rows"]
-        table.append(Fact("all answers score the same", count(found["without_spread"]), f"{percent(share)}, {count(lost)} rows"))
+        table.append(
+            Fact(
+                "all answers score the same",
+                count(found["without_spread"]),
+                f"{percent(share)}, {count(lost)} rows",
+            )
+        )
         if share > 0.5:
             warnings.append(f"{percent(share)} of the prompts with several answers score them all the same.")
-    return Section("Prompts", table, bars("Rows per prompt", found["answers"], "rows", "prompts"), (), warnings)
+    return Section(
+        "Prompts", table, bars("Rows per prompt", found["answers"], "rows", "prompts"), (), warnings
+    )
 
 
 def pairs(facts: Facts) -> Section | None:
@@ -64,7 +72,9 @@ def pairs(facts: Facts) -> Section | None:
     warnings = []
     if found["rows"] >= 30 and longer is not None and not 0.3 <= longer <= 0.7:
         what = "longer" if longer > 0.5 else "not longer"
-        warnings.append(f"The chosen answer is {what} in {percent(max(longer, 1 - longer))} of the pairs: length decides.")
+        warnings.append(
+            f"The chosen answer is {what} in {percent(max(longer, 1 - longer))} of the pairs: length decides."
+        )
     charts = bars("Chosen less rejected", found["difference"], found["unit"], "pairs")
     return Section("Pairs", table, charts, (), warnings)
 
@@ -75,7 +85,7 @@ def behavior(facts: Facts) -> Section | None:
     if facts["kind"] != "trajectories":
         return None
     if not found:
-        said = "No behavior log-probs are stored: off-policy correction is off, and methods that need it are refused."
+        said = "No behavior log-probs are stored: no off-policy correction; methods that need it are refused."
         return Section("Behavior log-probs", sentences=[said])
     table = [
         Fact("rows that have them", count(found["rows"]), percent(found["rows_share"])),
@@ -87,15 +97,19 @@ def behavior(facts: Facts) -> Section | None:
     ]
     warnings = []
     if found["zero_share"] > 0.5:
-        warnings.append(f"{percent(found['zero_share'])} of the log-probs are exactly 0: greedy decoding, or not computed.")
+        warnings.append(
+            f"{percent(found['zero_share'])} of the log-probs are exactly 0: greedy, or never computed."
+        )
     if found["above_zero"]:
         warnings.append(f"{count(found['above_zero'])} log-probs lie above 0, within rounding.")
     if found["at_lowest"] > max(10, found["tokens"] * 1e-5) and found["lowest"] < 0:
-        warnings.append(f"{count(found['at_lowest'])} log-probs are exactly {figure(found['lowest'])}: values were cut off there.")
+        warnings.append(
+            f"{count(found['at_lowest'])} log-probs are exactly {figure(found['lowest'])}: they were cut off."
+        )
     elif found["tokens"] >= TOKENS and found["lowest"] > NO_TAIL:
         warnings.append(
-            f"None of {count(found['tokens'])} log-probs lies below {figure(found['lowest'])}: responses were "
-            "sampled from a cut distribution (top_p, top_k, or a low temperature)."
+            f"None of {count(found['tokens'])} log-probs lies below {figure(found['lowest'])}: responses "
+            "were sampled from a cut distribution (top_p, top_k, or a low temperature)."
         )
     charts = bars("Log-probs of tokens", found["token_histogram"], "nats", "tokens (a sample)", below=True)
     charts += bars("Mean log-prob of a row", found["row_mean"], "nats per token")
@@ -114,20 +128,27 @@ def text(facts: Facts) -> Section | None:
                 "template would write them twice, or they would end the text early."
             )
         if scan["replacement_marks"]:
-            table.append(Fact(f"broken characters in {side}", f"{count(scan['replacement_marks'])} rows", "U+FFFD"))
-            warnings.append(f"{count(scan['replacement_marks'])} rows have U+FFFD in their {side}: a broken encoding.")
+            table.append(
+                Fact(f"broken characters in {side}", f"{count(scan['replacement_marks'])} rows", "U+FFFD")
+            )
+            warnings.append(
+                f"{count(scan['replacement_marks'])} rows have U+FFFD in their {side}: a broken encoding."
+            )
         if scan["blank"]:
             table.append(Fact(f"blank {side}", f"{count(scan['blank'])} rows"))
             warnings.append(f"{count(scan['blank'])} rows have a {side} of white space only.")
     repeated = found["repetition"]
     if repeated:
-        side = {"prompts": "prompts", "preferences": "chosen answers"}.get(facts["kind"], "responses")
-        table.append(Fact("repeated 4-grams", quantiles(repeated), f"of {count(repeated['n'])} {side}"))
+        what = {"prompts": "prompts", "preferences": "chosen answers"}.get(facts["kind"], "responses")
+        table.append(Fact("repeated 4-grams", quantiles(repeated), f"of {count(repeated['n'])} {what}"))
         if found["repetitive_share"] > 0.02:
-            warnings.append(f"{percent(found['repetitive_share'])} of the {side} repeat more than half of their 4-grams.")
+            warnings.append(
+                f"{percent(found['repetitive_share'])} of the {what} repeat more than half of their 4-grams."
+            )
     scanned = [count(scan["rows"]) + " " + side for side, scan in found["sides"].items()]
     said = [f"Texts searched for special tokens: {', '.join(scanned)}."] if scanned else []
-    charts = bars("Repeated 4-grams", repeated, "share", "rows (a sample)") if repeated and repeated["max"] else []
+    drawn = repeated if repeated and repeated["max"] else None
+    charts = bars("Repeated 4-grams", drawn, "share", "rows (a sample)")
     return Section("Text", table, charts, said, warnings) if table or said else None
 
 
@@ -146,7 +167,9 @@ def model(facts: Facts) -> Section | None:
     found = facts["model"]
     if not found:
         return None
-    table = [Fact(name, _shown(value)) for name, value in found.items() if name not in ("sentences", "warnings")]
+    table = [
+        Fact(name, _shown(value)) for name, value in found.items() if name not in ("sentences", "warnings")
+    ]
     return Section("With the model", table, (), found.get("sentences", ()), found.get("warnings", ()))
 
 

@@ -45,7 +45,9 @@ class Section:
     warnings: Sequence[str] = ()
 
 
-def bars(title: str, facts: Facts | None, x_title: str, y_title: str = "rows", *, below: bool = False) -> list[Bars]:
+def bars(
+    title: str, facts: Facts | None, x_title: str, y_title: str = "rows", *, below: bool = False
+) -> list[Bars]:
     """The chart of a distribution's or a token histogram's facts; none of nothing."""
     if facts is None:
         return []
@@ -58,7 +60,16 @@ def bars(title: str, facts: Facts | None, x_title: str, y_title: str = "rows", *
     if not width or not math.isfinite(width):
         return []
     return [
-        Bars(title, edges[:-1], made["counts"], x_title, y_title, width, made["open"] and not below, made["open"] and below)
+        Bars(
+            title,
+            edges[:-1],
+            made["counts"],
+            x_title,
+            y_title,
+            width,
+            made["open"] and not below,
+            made["open"] and below,
+        )
     ]
 
 
@@ -89,4 +100,8 @@ def quantiles(facts: Facts | None) -> str:
 
 
 def ends(facts: Facts | None) -> str:
-    return "" if facts is None else f"{figure(facts['min'])} to {figure(facts['max'])}, mean {figure(facts['mean'])}"
+    return (
+        ""
+        if facts is None
+        else f"{figure(facts['min'])} to {figure(facts['max'])}, mean {figure(facts['mean'])}"
+    )

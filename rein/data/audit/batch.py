@@ -47,7 +47,9 @@ class Label:
         """How often each name that is not empty occurs in these rows."""
         array = self.texts.array
         kept = array if len(rows) == len(array) else array.take(pa.array(rows))
-        return Counter({str(v["values"]): int(v["counts"]) for v in kept.value_counts().to_pylist() if v["values"]})
+        return Counter(
+            {str(v["values"]): int(v["counts"]) for v in kept.value_counts().to_pylist() if v["values"]}
+        )
 
 
 class Batch:

@@ -36,9 +36,9 @@ class Behavior:
         self.rows += len(found.row_means)
         self.tokens += len(values)
         self.total += float(values.sum(dtype=np.float64))
-        at_most = np.count_nonzero(values < 0)
-        self.above += int(np.count_nonzero(values > 0))
-        self.zero = self.zero + len(values) - at_most - int(np.count_nonzero(values > 0))
+        above = int(np.count_nonzero(values > 0))
+        self.above += above
+        self.zero += len(values) - above - int(np.count_nonzero(values < 0))
         at_low = int(np.count_nonzero(values == low))
         if low < self.lowest or not self.at_lowest:
             self.lowest, self.at_lowest = low, at_low

@@ -1,4 +1,4 @@
-"""Arrow columns in, flat numpy views out: numbers in lists, texts, chat turns. None for a type of no such kind.
+"""Arrow columns in, flat numpy views out: numbers in lists, texts, chat turns; None for any other type.
 
 Cells that are null, and nulls within a cell, are marked; whoever reads decides what they mean. Rows of a
 batch only, nothing is kept.

@@ -65,7 +65,7 @@ def _nothing(rows: Rows) -> Counter[str]:
 
 @dataclass(slots=True)
 class Draft:
-    """A batch's rows, usable or not; what is worked out only for usable ones is a function of their numbers."""
+    """A batch's rows, usable or not; what is worked out for usable ones only is a function of theirs."""
 
     prompt: Side
     response: Side | None = None
@@ -101,7 +101,9 @@ def judge(batch: Batch, limits: Limits) -> tuple[Mask, Draft]:
     clean &= usable & scored & (~based | (np.abs(baseline) <= LARGEST))
     clean &= ~warm | (temperature == 0) | ((temperature >= COLDEST) & (temperature <= HOTTEST))
     clean &= ~cut | ((top_p > 0) & (top_p <= 1))
-    labels = {name: batch.label(name) for name in (s.BEHAVIOR_POLICY, s.DATA_SOURCE, s.FINISH_REASON, s.GROUP)}
+    labels = {
+        name: batch.label(name) for name in (s.BEHAVIOR_POLICY, s.DATA_SOURCE, s.FINISH_REASON, s.GROUP)
+    }
     version, versioned = batch.numbers(s.POLICY_VERSION)
     clean &= ~versioned | (np.isfinite(version) & (np.floor(version) == version))
     labels |= {s.TEMPERATURE: _number_label(temperature), s.POLICY_VERSION: _number_label(version)}
@@ -125,7 +127,9 @@ def judge(batch: Batch, limits: Limits) -> tuple[Mask, Draft]:
         finish,
         lambda rows: _counted(stored, known, mask, rows),
         labels,
-        lambda rows: Counter({what: int(found) for what, where in notes.items() if (found := where[rows].sum())}),
+        lambda rows: Counter(
+            {what: int(found) for what, where in notes.items() if (found := where[rows].sum())}
+        ),
     )
 
 
@@ -157,11 +161,12 @@ def _usable_mask(mask: Lists, ids: Lists) -> Mask:
         return ~mask.there
     on = sums(mask.values == 1, mask.offsets)
     off = sums(mask.values == 0, mask.offsets)
-    return ~mask.there | (mask.whole & ids.there & (mask.lengths == ids.lengths) & (on > 0) & (on + off == mask.lengths))
+    fine = mask.whole & ids.there & (mask.lengths == ids.lengths) & (on > 0) & (on + off == mask.lengths)
+    return np.asarray(~mask.there | fine)
 
 
 def _padded(ids: Lists, mask: Lists, stop_ids: frozenset[int]) -> Mask:
-    """Rows with an end token before the last place and no mask: how many tokens count is for the row reader."""
+    """Rows without a mask and with an end token before the last place: what counts is for the row reader."""
     found = np.zeros(len(ids.there), dtype=np.bool_)
     if not stop_ids or not ids.values.size:
         return found
@@ -207,7 +212,7 @@ def _scores(batch: Batch, ids: Lists, *, scored: bool) -> tuple[NDArray[np.float
 def _finish(column: Label) -> NDArray[np.int8]:
     coded = column.texts.array.dictionary_encode()
     codes = [_finish_code(str(name).lower()) for name in coded.dictionary.to_pylist()]
-    return np.array([*codes, UNKNOWN], np.int8)[coded.indices.to_numpy(zero_copy_only=False)]
+    return np.array([*codes, UNKNOWN], np.int8).take(coded.indices.to_numpy(zero_copy_only=False))
 
 
 def _finish_code(name: str) -> int:

@@ -22,11 +22,17 @@ def distribution(values: NDArray[Any]) -> Fact | None:
         return None
     values = np.asarray(values, dtype=np.float64)
     low, high = float(values.min()), float(values.max())
-    at = dict(zip((f"p{round(100 * q)}" for q in QUANTILES), np.quantile(values, QUANTILES).tolist(), strict=True))
+    at = dict(
+        zip((f"p{round(100 * q)}" for q in QUANTILES), np.quantile(values, QUANTILES).tolist(), strict=True)
+    )
     distinct, counts = np.unique(values, return_counts=True)
     with np.errstate(over="ignore"):
         spread = float(values.std())
-    found: Fact = {"n": len(values), "mean": float(values.mean()), "std": spread if math.isfinite(spread) else None}
+    found: Fact = {
+        "n": len(values),
+        "mean": float(values.mean()),
+        "std": spread if math.isfinite(spread) else None,
+    }
     found |= {"min": low, "max": high, **at, "distinct": len(distinct)}
     found["histogram"] = _histogram(values, low, high, at["p99"])
     if len(distinct) <= FEW:

@@ -10,6 +10,7 @@ import numpy as np
 from rein.data.audit.block import Block, Side
 from rein.data.audit.hashing import NONE, Keys
 from rein.data.audit.numbers import Fact, share
+from rein.types import Mask
 
 EXAMPLES = 3
 SHOWN = 200  # characters
@@ -57,7 +58,7 @@ def overlap_with(names: list[str], blocks: list[tuple[Keys, Keys]]) -> Overlap:
     return Overlap(names, distinct, np.unique(texts[texts != NONE]), np.unique(ids[ids != NONE]))
 
 
-def _among(keys: Keys, known: Keys) -> np.ndarray:  # type: ignore[type-arg]
+def _among(keys: Keys, known: Keys) -> Mask:
     if not len(known):
         return np.zeros(len(keys), np.bool_)
     place = np.minimum(np.searchsorted(known, keys), len(known) - 1)

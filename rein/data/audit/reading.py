@@ -20,13 +20,12 @@ from rein.data.audit.slow import Used, slow_block
 from rein.data.audit.stand_in import END
 from rein.data.files import Source, is_parquet
 from rein.data.loader import (
-    columns_of,
     demonstrations_reader,
     pairs_reader,
     prompts_reader,
     trajectories_reader,
 )
-from rein.data.parquet import Row, batch_rows, read_batches, source_rows
+from rein.data.parquet import Row, batch_rows, columns_of, read_batches, source_rows
 from rein.data.rejects import BadRow, Reject
 from rein.data.rows_prompts import Reading
 
@@ -112,7 +111,9 @@ def _part(batch: pa.RecordBatch, places: Any) -> pa.RecordBatch:
         return pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
 
 
-def _judged(rows: Sequence[tuple[str, Row]], reader: Callable[..., Any], way: Way, broken: list[Reject]) -> Found:
+def _judged(
+    rows: Sequence[tuple[str, Row]], reader: Callable[..., Any], way: Way, broken: list[Reject]
+) -> Found:
     used, rejects = [], list(broken)
     for where, row in rows:
         try:
@@ -126,7 +127,9 @@ def _judged(rows: Sequence[tuple[str, Row]], reader: Callable[..., Any], way: Wa
             else:
                 used.append(Used(where, row, item))
     keys = (way.prompt_key, way.response_key)
-    block = slow_block(used, tokenizer=way.tokenizer, prompt_key=keys[0], response_key=keys[1]) if used else None
+    block = (
+        slow_block(used, tokenizer=way.tokenizer, prompt_key=keys[0], response_key=keys[1]) if used else None
+    )
     return block, rejects
 
 

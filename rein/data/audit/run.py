@@ -16,8 +16,7 @@ from rein.data.audit.stand_in import stand_in_encoder
 from rein.data.audit.tally import Tally
 from rein.data.audit.texts import tokens_of
 from rein.data.files import Files, Source, sources
-from rein.data.loader import columns_of
-from rein.data.parquet import no_rows, source_rows
+from rein.data.parquet import columns_of, no_rows, source_rows
 from rein.data.rejects import Reject
 from rein.data.rows_prompts import Reading
 from rein.data.tokenize import Encoder
@@ -27,7 +26,7 @@ FACTS: Final = {
     "version": "of this layout",
     "kind": "prompts, trajectories, preferences or sft",
     "files": "name, rows, usable, bytes, columns and ignored (columns that nobody reads) of each file",
-    "tokenizer": "whether one was given: else text is measured in characters, limits of text are not checked",
+    "tokenizer": "whether one was given: else text is measured in characters and has no limits",
     "limits": "max_prompt_length, max_response_length, max_bad_fraction the rows were judged by",
     "rows": "total, usable, rejected, rejected_share, by_reason, first (named rejects), noticed",
     "lengths": "prompt, response (or chosen, rejected): unit, distribution, other_unit (rows not in it)",
@@ -82,7 +81,8 @@ def audit(
         "files": told,
         "tokenizer": encoder is not None,
         "limits": {
-            name: getattr(data, name) for name in ("max_prompt_length", "max_response_length", "max_bad_fraction")
+            name: getattr(data, name)
+            for name in ("max_prompt_length", "max_response_length", "max_bad_fraction")
         },
     }
     return facts | tally.facts() | {"model": None, "verdict": None}, tally.rejects

@@ -69,7 +69,9 @@ def units(content: Content) -> Keys:
         return content[:LONGEST].astype(np.uint64)
     words = _WORD.findall(content[: 16 * LONGEST])
     words = list(content) if len(words) * 20 < len(content) else words
-    return np.array([zlib.crc32(word.encode("utf-8", "replace")) for word in words[:LONGEST]], dtype=np.uint64)
+    return np.array(
+        [zlib.crc32(word.encode("utf-8", "replace")) for word in words[:LONGEST]], dtype=np.uint64
+    )
 
 
 def repetition(row: Keys) -> float | None:
@@ -113,7 +115,8 @@ def _alike_in(bucket: Sequence[int], minima: NDArray[np.uint64]) -> set[int]:
 def _minima(row: Keys) -> Keys:
     grams = np.unique(_grams(row, SHINGLE))
     with np.errstate(over="ignore"):
-        return mix(grams[None, :] ^ _SEEDS[:, None]).min(axis=1)
+        minima: Keys = mix(grams[None, :] ^ _SEEDS[:, None]).min(axis=1)
+    return minima
 
 
 def _grams(row: Keys, size: int) -> Keys:

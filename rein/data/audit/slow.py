@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from rein.data import cells
 from rein.data import schemas as s
-from rein.data.audit.batch import one_user_turn
 from rein.data.audit.block import LENGTH, OTHER, STOP, UNKNOWN, Block, LogProbs, Side
 from rein.data.audit.columns import sums
 from rein.data.audit.hashing import NONE, Keys, Offsets, list_keys, pair_keys
@@ -83,7 +82,11 @@ def _words(used: Used, prompt_key: str, response_key: str) -> tuple[Words, Words
     row, item = used.row, used.item
     if isinstance(item, PreferencePair):
         return item.messages, item.chosen, item.rejected
-    if isinstance(item, Demonstration) and row.get(response_key.partition(".")[0]) is None and s.MESSAGES in row:
+    if (
+        isinstance(item, Demonstration)
+        and row.get(response_key.partition(".")[0]) is None
+        and s.MESSAGES in row
+    ):
         turns = _read(row.get(s.MESSAGES), s.MESSAGES)
         if isinstance(turns, list):
             last = max(i for i, turn in enumerate(turns) if turn["role"] == "assistant")
@@ -103,7 +106,9 @@ def _read(value: Any, name: str) -> Words:
     return None
 
 
-def _side(words: Sequence[Words], ids: Sequence[Ids], stored: Sequence[bool], *, prompt: bool = False) -> Side:
+def _side(
+    words: Sequence[Words], ids: Sequence[Ids], stored: Sequence[bool], *, prompt: bool = False
+) -> Side:
     """A side; an answer's ids hide its text, as they do for the loader."""
     has_ids = np.array(stored, dtype=np.bool_)
     kept = [row if known else row[:0] for row, known in zip(ids, stored, strict=True)]

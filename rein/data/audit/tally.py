@@ -156,7 +156,7 @@ class Tally:
             "rejected_share": share(self.total - usable, self.total),
             "by_reason": dict(self.reasons.most_common()),
             "first": named,
-            "noticed": dict(self.noticed.most_common()),
+            "noticed": {what: n for what, n in self.noticed.most_common() if n},
         }
 
     def _endings(self) -> Fact | None:
@@ -266,7 +266,11 @@ def _groups(groups: Keys, scores: NDArray[np.float64]) -> Fact:
     """Answers per prompt, and prompts whose answers all score the same."""
     order = np.argsort(groups)
     keys, sorted_scores = groups[order], scores[order]
-    starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1]))) if len(keys) else np.zeros(0, np.int64)
+    starts = (
+        np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+        if len(keys)
+        else np.zeros(0, np.int64)
+    )
     sizes = np.diff(np.append(starts, len(keys)))
     found: Fact = {"groups": len(starts), "answers": distribution(sizes), "single": int((sizes == 1).sum())}
     several = sizes > 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from rein.data.audit.block import Side
 
@@ -60,5 +61,5 @@ def tokens_of(own: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*own, *SPECIAL)))
 
 
-def _rows(array: pa.Array, of: np.ndarray, what: str) -> int:  # type: ignore[type-arg]
+def _rows(array: pa.Array, of: NDArray[np.int64], what: str) -> int:
     return len(np.unique(of[np.asarray(pc.match_substring(array, what))]))

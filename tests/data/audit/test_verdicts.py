@@ -157,7 +157,9 @@ def test_good_rows_are_not_given_to_the_row_reader(
 
     given: list[int] = []
     judged = reading._judged
-    monkeypatch.setattr(reading, "_judged", lambda rows, *rest: given.append(len(rows)) or judged(rows, *rest))
+    monkeypatch.setattr(
+        reading, "_judged", lambda rows, *rest: given.append(len(rows)) or judged(rows, *rest)
+    )
     changes: list[dict[str, Any]] = [
         {},
         {"prompt": None, "prompt_ids": [ONE]},
@@ -259,7 +261,9 @@ def test_prompts_get_the_loaders_verdict(parquet: WriteParquet, data: Data, chat
         assert verdicts(path, "prompts", encoder, data) == loaded
 
 
-def test_pairs_and_demonstrations_get_the_loaders_verdict(jsonl: WriteParquet, data: Data, chat: Encoder) -> None:
+def test_pairs_and_demonstrations_get_the_loaders_verdict(
+    jsonl: WriteParquet, data: Data, chat: Encoder
+) -> None:
     pairs = [
         {"prompt": "1", "chosen": "2", "rejected": "3"},
         {"prompt": "1", "chosen": "2", "rejected": "2"},
