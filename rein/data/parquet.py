@@ -25,7 +25,7 @@ Bad = Callable[[str, str], None]  # told (where, reason) of what is no row
 
 BATCH_ROWS = 1024
 GROUP_ROWS = 8192
-BUFFER_BYTES = 1 << 20  # read ahead per column, so that no column of a row group lies in memory as a whole
+BUFFER_BYTES = 1 << 20  # read at a time of a column; pre-buffering would hold the whole file in the end
 SNIFFED_ROWS = 100  # JSON rows looked at for the names of columns
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
 _UNWRITABLE = (pa.ArrowException, ValueError, TypeError, OverflowError)
@@ -200,7 +200,9 @@ def _refuse(where: str, reason: str) -> None:
 @contextmanager
 def _opened(source: Source) -> Iterator[pq.ParquetFile]:
     try:
-        file = pq.ParquetFile(source.path, page_checksum_verification=True, buffer_size=BUFFER_BYTES)
+        file = pq.ParquetFile(
+            source.path, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER_BYTES
+        )
         names = file.schema_arrow.names
     except _UNREADABLE as error:
         what = first_line(error)

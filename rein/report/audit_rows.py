@@ -85,8 +85,8 @@ def endings(facts: Facts) -> Section | None:
         table.append(Fact("without end token", count(found["missing_end"]), percent(share)))
     if (found["truncated_share"] or 0) > 0.1:
         warnings.append(
-            f"{percent(found['truncated_share'])} of the responses were cut off: they teach to go on, and their "
-            "scores are of unfinished answers."
+            f"{percent(found['truncated_share'])} of the responses were cut off: they teach to go on, and "
+            "their scores are of unfinished answers."
         )
     if not known and found["last_id"] and found["last_id"]["share"] < 0.9:
         said.append(
@@ -135,7 +135,7 @@ def overlap(facts: Facts) -> Section | None:
     warnings = []
     if found["shared_prompts"]:
         warnings.append(
-            f"{count(found['shared_prompts'])} prompts stand in the evaluation file too: take them out of one."
+            f"{count(found['shared_prompts'])} prompts stand in the evaluation too: take them out of one."
         )
     return Section("Shared with the evaluation", table, (), (), warnings)
 

@@ -146,10 +146,10 @@ def text(facts: Facts) -> Section | None:
                 f"{percent(found['repetitive_share'])} of the {what} repeat more than half of their 4-grams."
             )
     scanned = [count(scan["rows"]) + " " + side for side, scan in found["sides"].items()]
-    said = [f"Texts searched for special tokens: {', '.join(scanned)}."] if scanned else []
+    searched = [f"Texts searched for special tokens: {', '.join(scanned)}."] if scanned else []
     drawn = repeated if repeated and repeated["max"] else None
     charts = bars("Repeated 4-grams", drawn, "share", "rows (a sample)")
-    return Section("Text", table, charts, said, warnings) if table or said else None
+    return Section("Text", table, charts, searched, warnings) if table or searched else None
 
 
 def names(facts: Facts) -> Section | None:

@@ -212,7 +212,10 @@ def _scores(batch: Batch, ids: Lists, *, scored: bool) -> tuple[NDArray[np.float
 def _finish(column: Label) -> NDArray[np.int8]:
     coded = column.texts.array.dictionary_encode()
     codes = [_finish_code(str(name).lower()) for name in coded.dictionary.to_pylist()]
-    return np.array([*codes, UNKNOWN], np.int8).take(coded.indices.to_numpy(zero_copy_only=False))
+    found: NDArray[np.int8] = np.array([*codes, UNKNOWN], np.int8)[
+        coded.indices.to_numpy(zero_copy_only=False)
+    ]
+    return found
 
 
 def _finish_code(name: str) -> int:

@@ -35,6 +35,7 @@ def list_keys(values: NDArray[Any], offsets: Offsets) -> Keys:
     sums = np.zeros(len(lengths), dtype=np.uint64)
     filled = np.flatnonzero(lengths)
     heads = starts[filled]
+    far = bool(filled.size) and int(lengths.max()) > _PLACES
     with np.errstate(over="ignore"):
         for begin in range(int(offsets[0]), int(offsets[-1]), BLOCK):
             end = min(begin + BLOCK, int(offsets[-1]))
@@ -46,7 +47,10 @@ def list_keys(values: NDArray[Any], offsets: Offsets) -> Keys:
             weighed = values[begin:end].astype(np.uint64)
             weighed *= _A
             weighed ^= weighed >> np.uint64(32)
-            weighed *= _WEIGHTS[place & (_PLACES - 1)] + (place >> 16).astype(np.uint64) * _C
+            if far:
+                weighed *= _WEIGHTS[place % _PLACES] + (place // _PLACES).astype(np.uint64) * _C
+            else:
+                weighed *= _WEIGHTS[place]
             sums[rows] += np.add.reduceat(weighed, cuts)
         return _there(mix(sums + lengths.astype(np.uint64) * _C))
 

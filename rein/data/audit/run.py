@@ -30,11 +30,11 @@ FACTS: Final = {
     "limits": "max_prompt_length, max_response_length, max_bad_fraction the rows were judged by",
     "rows": "total, usable, rejected, rejected_share, by_reason, first (named rejects), noticed",
     "lengths": "prompt, response (or chosen, rejected): unit, distribution, other_unit (rows not in it)",
-    "endings": "stop, length, other, unknown; truncated_share of known ones; longest, at_longest; last_id; "
+    "endings": "stop, length, other, unknown; truncated_share; longest, at_longest; last_id; "
     "missing_end (rows with ids that end in no end token; null without a tokenizer)",
     "duplicates": "copies of whole rows; distinct_prompts; near (on a sample): compared, alike, share",
     "overlap": "against, against_prompts, shared_prompts, shared_share, shared_rows, examples; or null",
-    "groups": "groups, answers (per prompt), single, several, without_spread, without_spread_rows, _share",
+    "groups": "groups, answers (per prompt), single, several, without_spread and its _rows, _share",
     "score": "missing, distribution, against_length {n, r, low, high}, by_length, length_unit; or null",
     "text": "sides: rows, special (token -> rows), with_special, replacement_marks, blank; repetition",
     "behavior": "rows, tokens, mean, zero_share, above_zero, lowest, at_lowest, below, row_mean, "
