@@ -26,11 +26,11 @@ FACTS: Final = {
     "version": "of this layout",
     "kind": "prompts, trajectories, preferences or sft",
     "files": "name, rows, usable, bytes, columns and ignored (columns that nobody reads) of each file",
-    "tokenizer": "whether one was given: else text is measured in characters and has no limits",
+    "tokenizer": "given or not: else text is measured in characters and has no limits",
     "limits": "max_prompt_length, max_response_length, max_bad_fraction the rows were judged by",
     "rows": "total, usable, rejected, rejected_share, by_reason, first (named rejects), noticed",
     "lengths": "prompt, response (or chosen, rejected): unit, distribution, other_unit (rows not in it)",
-    "endings": "stop, length, other, unknown; truncated_share; longest, at_longest; last_id; "
+    "endings": "stop, length, other, unknown; truncated_share, longest, at_longest, last_id; "
     "missing_end (rows with ids that end in no end token; null without a tokenizer)",
     "duplicates": "copies of whole rows; distinct_prompts; near (on a sample): compared, alike, share",
     "overlap": "against, against_prompts, shared_prompts, shared_share, shared_rows, examples; or null",
@@ -39,7 +39,7 @@ FACTS: Final = {
     "text": "sides: rows, special (token -> rows), with_special, replacement_marks, blank; repetition",
     "behavior": "rows, tokens, mean, zero_share, above_zero, lowest, at_lowest, below, row_mean, "
     "token_histogram; or null where no row has log-probs",
-    "names": "column -> distinct, rows, most (name -> rows): behavior_policy, policy_version, temperature, ...",
+    "names": "column -> distinct, rows, most (name -> rows): behavior_policy, policy_version, ...",
     "pairs": "identical, empty, chosen_longer_share, chosen_shorter_share, difference; or null",
     "model": "what a model says of the rows; null here",
     "verdict": "what to do with the data; null here",
