@@ -40,6 +40,7 @@ COMMANDS = {
     "check": "print the plan and a memory estimate, loading no weights",
     "convert": "files of verl, TRL, OpenRLHF, LLaMA-Factory, OpenAI, vLLM -> Rein's",
     "cache": "what frozen models said, kept for all runs: list it (ls), make room (prune)",
+    "audit": "what data files hold and what is wrong with them, on one page",
 }
 EXAMPLES = {
     "sft": "rein sft recipe.yaml sft.optim.lr=1e-5",
@@ -55,6 +56,7 @@ EXAMPLES = {
     "check": "rein check recipe.yaml --try",
     "convert": "rein convert rollouts/*.jsonl trajectories.parquet --from verl",
     "cache": "rein cache prune recipe.yaml --older-than 30 --dry-run",
+    "audit": "rein audit trajectories.parquet --model MODEL --against test.parquet out=runs/first",
 }
 EPILOG = """\
 RECIPE is a YAML file or the name of a packaged one (demo); key=value overrides it, and alone makes a recipe.
@@ -77,6 +79,10 @@ OPTIONS: dict[str, dict[str, tuple[str, str]]] = {  # of a verb, with a value: w
             "at a temperature other than 1: raw (taken at 1) or processed (taken at that one)",
         ),
     },
+    "audit": {
+        "--model": ("PATH", "model folder: what it says of the rows, and a verdict (model.path)"),
+        "--against": ("FILE", "evaluation prompts (evaluate.files)"),
+    },
     "cache": {
         "--older-than": ("DAYS", "prune what was not used for so many days"),
         "--max-size": ("SIZE", "prune what was used longest ago until the rest is no larger, such as 10GB"),
@@ -98,6 +104,8 @@ class _Parser(argparse.ArgumentParser):
             message = f"{word} is no verb; {hint}"
         if "required: action" in message:
             message = f"it is not said what to do; write {' or '.join(ACTIONS)}"
+        if "required: DATA" in message:
+            message = "the data is missing; give Parquet or JSON files, or a recipe that names them"
         if "required: RECIPE" in message:
             message = "the recipe is missing; give a YAML file, a packaged name or key=value words"
         raise ConfigError(f"{self.prog}: {message.removesuffix('.')} (see {self.prog} --help)")
@@ -183,6 +191,11 @@ def _dispatch(arguments: argparse.Namespace) -> None:
 
         run_words(arguments, console)
         return
+    if arguments.verb == "audit":
+        from rein.commands.audit import run as audit
+
+        audit(arguments.words, console, model=arguments.model, against=arguments.against)
+        return
     recipe = _recipe(arguments, console)
     if arguments.verb == "cache":
         from rein.commands.cache import run as cache
@@ -243,8 +256,15 @@ def _parser() -> _Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[shared],
         )
+        if verb == "audit":
+            what = "Parquet or JSON files, globs, folders, or a recipe; and key=value"
+            sub.add_argument("words", metavar="DATA", nargs="+", help=what)
+            continue
         for option, (value, does) in OPTIONS.get(verb, {}).items():
-            sub.add_argument(option, metavar=value, help=does)
+            if option == "--against":
+                sub.add_argument(option, metavar=value, help=does, action="append", default=[])
+            else:
+                sub.add_argument(option, metavar=value, help=does)
         if verb == "convert":
             sub.add_argument(
                 "files", metavar="FILE", nargs="+", help="files, globs or folders to read, then OUT"

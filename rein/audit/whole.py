@@ -1,11 +1,12 @@
-"""What training asks of an audit before it begins: the stored rows and the start policy in, a verdict out.
+"""The audit with a model: stored rows and a policy in, a verdict out. Writes nothing.
 
-The same verdict is what `rein audit --model` prints. Writes nothing.
+`rein audit --model` prints the verdict, training under `algorithm.method: auto` obeys it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rein.audit.model import facts
@@ -18,7 +19,7 @@ from rein.data.parquet import columns_of
 from rein.data.schemas import kind_of
 from rein.data.split import prompt_key
 from rein.data.tokenize import Encoder
-from rein.models.actor import Actor
+from rein.models.actor import Actor, load_actor
 from rein.types import Trajectory
 
 
@@ -30,22 +31,30 @@ class Audited(NamedTuple):
     verdict: Verdict
 
 
-def audit(recipe: Recipe, files: Sequence[str], actor: Actor, encoder: Encoder) -> Audited:
+def audit(recipe: Recipe, files: Sequence[str | Path], actor: Actor, encoder: Encoder) -> Audited:
     """Of trajectories or preferences; raises DataError for files the loader refuses."""
     kind = kind_of(columns_of(sources(files)[0]))
     rows: list[Trajectory] = []
     if kind in ("trajectories", "preferences"):
         rows = load_trajectories(files, encoder, recipe.data).rows
-    prompts = evaluation_prompts(recipe, encoder)
-    evidence = evidence_of(kind, rows, evaluation=prompts, evaluation_files=recipe.evaluate.files)
+    others = recipe.evaluate.files or recipe.data.val_files
+    asked = {prompt_key(prompt.prompt_ids) for prompt in _prompts(recipe, others, encoder)}
+    evidence = evidence_of(kind, rows, evaluation=asked, evaluation_files=others)
     model = facts(actor, rows, recipe.actor.ppo_max_token_len_per_gpu) if rows else None
     return Audited(evidence, model, judge(evidence, model))
 
 
-def evaluation_prompts(recipe: Recipe, encoder: Encoder) -> set[str]:
-    """Keys of what `evaluate.files` asks."""
-    if not recipe.evaluate.files:
-        return set()
-    return {
-        prompt_key(row.prompt_ids) for row in load_prompts(recipe.evaluate.files, encoder, recipe.data).rows
-    }
+def audit_with(recipe: Recipe, files: Sequence[str | Path], path: str) -> Audited:
+    """`audit` with the model in this folder."""
+    actor = load_actor(path, dtype=recipe.model.dtype, trust_remote_code=recipe.model.trust_remote_code)
+    encoder = Encoder(
+        actor.tokenizer,
+        apply_chat_template=recipe.data.apply_chat_template,
+        stop_ids=set(actor.stop_ids),
+        vocab_size=actor.vocabulary,
+    )
+    return audit(recipe, files, actor, encoder)
+
+
+def _prompts(recipe: Recipe, files: Sequence[str], encoder: Encoder) -> Sequence[Any]:
+    return load_prompts(files, encoder, recipe.data).rows if files else ()

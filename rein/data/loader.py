@@ -47,12 +47,7 @@ NAMES_SHOWN = 3
 def load_prompts(files: Files, encoder: Encoder, data: Data) -> Loaded[Prompt]:
     """Prompts in verl's layout: messages, JSON text of them, or one user turn."""
     reading = Reading(encoder, data)
-
-    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Prompt]]:
-        _need(source, columns, (s.PROMPT, s.PROMPT_IDS))
-        return _PROMPT_COLUMNS, lambda where, row: [read_prompt(where, row, reading)]
-
-    return _collect(files, reading, choose)
+    return _collect(files, reading, prompts_reader(reading))
 
 
 def load_trajectories(
@@ -64,34 +59,13 @@ def load_trajectories(
     file of bare prompts, and where data.behavior is `stored` but nothing is.
     """
     reading = Reading(encoder, data)
-
-    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Trajectory]]:
-        pairs = {s.CHOSEN, s.REJECTED} <= set(columns)
-        if not pairs:
-            rollout = "add rollout to `stages`, or give a file that has responses"
-            _need(source, columns, (s.RESPONSE, s.RESPONSE_IDS), rollout)
-            _need(source, columns, (s.PROMPT, s.PROMPT_IDS))
-        if scored and not (pairs and ranked):
-            _need(source, columns, (s.SCORE, s.TOKEN_LEVEL_SCORES), "add score to `stages`, or store scores")
-        if data.behavior == "stored":
-            _need(source, columns, (s.BEHAVIOR_LOG_PROBS,), "or set data.behavior=unknown")
-        if pairs:
-            return _PAIR_COLUMNS, lambda where, row: read_both(where, row, reading, ranked=ranked)
-        return _TRAJECTORY_COLUMNS, lambda where, row: [read_trajectory(where, row, reading, scored=scored)]
-
-    return _collect(files, reading, choose)
+    return _collect(files, reading, trajectories_reader(reading, scored=scored, ranked=ranked))
 
 
 def load_pairs(files: Files, encoder: Encoder, data: Data) -> Loaded[PreferencePair]:
     """Preference pairs, in any of the three layouts of rows_pairs."""
     reading = Reading(encoder, data)
-
-    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[PreferencePair]]:
-        _need(source, columns, (s.CHOSEN,))
-        _need(source, columns, (s.REJECTED,))
-        return _PAIR_COLUMNS, lambda where, row: [read_pair(where, row, reading)]
-
-    return _collect(files, reading, choose)
+    return _collect(files, reading, pairs_reader(reading))
 
 
 def load_demonstrations(
@@ -104,8 +78,59 @@ def load_demonstrations(
 ) -> Loaded[Demonstration]:
     """Rows to imitate: prompt and response under the keys given (dots reach into structs), or `messages`."""
     reading = Reading(encoder, data)
-    roots = {prompt_key, prompt_key.partition(".")[0], response_key, response_key.partition(".")[0]}
     before = encoder.untrained_turns
+    loaded = _collect(files, reading, demonstrations_reader(reading, prompt_key, response_key))
+    if skipped := encoder.untrained_turns - before:
+        loaded.notes.append(
+            f"{skipped} earlier assistant turns are rewritten by the chat template: not trained"
+        )
+    return loaded
+
+
+def prompts_reader(reading: Reading) -> Choose[Prompt]:
+    """How load_prompts reads a file."""
+
+    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Prompt]]:
+        _need(source, columns, (s.PROMPT, s.PROMPT_IDS))
+        return _PROMPT_COLUMNS, lambda where, row: [read_prompt(where, row, reading)]
+
+    return choose
+
+
+def trajectories_reader(reading: Reading, *, scored: bool, ranked: bool) -> Choose[Trajectory]:
+    """How load_trajectories reads a file."""
+
+    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Trajectory]]:
+        pairs = {s.CHOSEN, s.REJECTED} <= set(columns)
+        if not pairs:
+            rollout = "add rollout to `stages`, or give a file that has responses"
+            _need(source, columns, (s.RESPONSE, s.RESPONSE_IDS), rollout)
+            _need(source, columns, (s.PROMPT, s.PROMPT_IDS))
+        if scored and not (pairs and ranked):
+            _need(source, columns, (s.SCORE, s.TOKEN_LEVEL_SCORES), "add score to `stages`, or store scores")
+        if reading.data.behavior == "stored":
+            _need(source, columns, (s.BEHAVIOR_LOG_PROBS,), "or set data.behavior=unknown")
+        if pairs:
+            return _PAIR_COLUMNS, lambda where, row: read_both(where, row, reading, ranked=ranked)
+        return _TRAJECTORY_COLUMNS, lambda where, row: [read_trajectory(where, row, reading, scored=scored)]
+
+    return choose
+
+
+def pairs_reader(reading: Reading) -> Choose[PreferencePair]:
+    """How load_pairs reads a file."""
+
+    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[PreferencePair]]:
+        _need(source, columns, (s.CHOSEN,))
+        _need(source, columns, (s.REJECTED,))
+        return _PAIR_COLUMNS, lambda where, row: [read_pair(where, row, reading)]
+
+    return choose
+
+
+def demonstrations_reader(reading: Reading, prompt_key: str, response_key: str) -> Choose[Demonstration]:
+    """How load_demonstrations reads a file."""
+    roots = {prompt_key, prompt_key.partition(".")[0], response_key, response_key.partition(".")[0]}
 
     def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Demonstration]]:
         if s.MESSAGES not in columns and not (response_key == s.RESPONSE and s.RESPONSE_IDS in columns):
@@ -117,12 +142,7 @@ def load_demonstrations(
             read_demonstration(where, row, reading, prompt_key=prompt_key, response_key=response_key)
         ]
 
-    loaded = _collect(files, reading, choose)
-    if skipped := encoder.untrained_turns - before:
-        loaded.notes.append(
-            f"{skipped} earlier assistant turns are rewritten by the chat template: not trained"
-        )
-    return loaded
+    return choose
 
 
 def stream(found: list[Source], choose: Choose[Item]) -> Iterator[Item | Reject]:

@@ -25,6 +25,7 @@ Bad = Callable[[str, str], None]  # told (where, reason) of what is no row
 
 BATCH_ROWS = 1024
 GROUP_ROWS = 8192
+BUFFER_BYTES = 1 << 20  # read at a time of a column; pre-buffering would hold the whole file in the end
 SNIFFED_ROWS = 100  # JSON rows looked at for the names of columns
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
 _UNWRITABLE = (pa.ArrowException, ValueError, TypeError, OverflowError)
@@ -60,11 +61,17 @@ def metadata_of(source: Source) -> dict[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in noted.items()}
 
 
+def row_count(source: Source) -> int:
+    """The rows of a Parquet file, by its own note."""
+    with _opened(source) as file:
+        return int(file.metadata.num_rows)
+
+
 def source_rows(source: Source, columns: set[str] | None, bad: Bad) -> Iterator[tuple[str, Row]]:
     """The rows of one file, of the columns asked for."""
     if is_parquet(source):
         for first, batch, as_json in read_batches(source, columns):
-            yield from _batch_rows(source, first, batch, as_json, bad)
+            yield from batch_rows(source, range(first, first + batch.num_rows), batch, as_json, bad)
         return
     for where, value in json_values(source):
         if isinstance(value, Exception):
@@ -79,13 +86,17 @@ def source_rows(source: Source, columns: set[str] | None, bad: Bad) -> Iterator[
 
 
 def read_batches(
-    source: Source, columns: set[str] | None = None
+    source: Source, columns: set[str] | None = None, batch_bytes: int | None = None
 ) -> Iterator[tuple[int, pa.RecordBatch, list[str]]]:
-    """A Parquet file's batches: number of the first row, the batch, its columns that hold JSON text."""
+    """A Parquet file's batches: number of the first row, the batch, its columns that hold JSON text.
+
+    A batch has BATCH_ROWS rows, or about so many decoded bytes.
+    """
     with _opened(source) as file:
         wanted = [name for name in file.schema_arrow.names if columns is None or name in columns]
         as_json = [name for name in _json_columns(file) if name in wanted]
-        batches, first = file.iter_batches(batch_size=BATCH_ROWS, columns=wanted), 0
+        rows = BATCH_ROWS if batch_bytes is None else _rows_within(file, set(wanted), batch_bytes)
+        batches, first = file.iter_batches(batch_size=rows, columns=wanted), 0
         while True:
             try:
                 batch = next(batches, None)
@@ -98,6 +109,26 @@ def read_batches(
                 return
             yield first, batch, as_json
             first += batch.num_rows
+
+
+def batch_rows(
+    source: Source, numbers: Sequence[int], batch: pa.RecordBatch, as_json: list[str], bad: Bad
+) -> Iterator[tuple[str, Row]]:
+    """A batch's rows, with their numbers in the file."""
+    try:
+        rows = batch.to_pylist()
+    except _UNREADABLE:
+        rows = [None] * batch.num_rows  # read one at a time below, to find the one that cannot be
+    for index, (number, row) in enumerate(zip(numbers, rows, strict=True)):
+        where = f"{source.name} row {number}"
+        try:
+            row = batch.slice(index, 1).to_pylist()[0] if row is None else row
+            for name in as_json:
+                row[name] = None if row[name] is None else json.loads(row[name])
+        except (*_UNREADABLE, TypeError, RecursionError) as error:
+            bad(where, f"cannot be read ({first_line(error)})")
+            continue
+        yield where, clean_row(row)
 
 
 def write_rows(
@@ -169,7 +200,9 @@ def _refuse(where: str, reason: str) -> None:
 @contextmanager
 def _opened(source: Source) -> Iterator[pq.ParquetFile]:
     try:
-        file = pq.ParquetFile(source.path, page_checksum_verification=True)
+        file = pq.ParquetFile(
+            source.path, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER_BYTES
+        )
         names = file.schema_arrow.names
     except _UNREADABLE as error:
         what = first_line(error)
@@ -195,23 +228,15 @@ def _json_columns(file: pq.ParquetFile) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-def _batch_rows(
-    source: Source, first: int, batch: pa.RecordBatch, as_json: list[str], bad: Bad
-) -> Iterator[tuple[str, Row]]:
-    try:
-        rows = batch.to_pylist()
-    except _UNREADABLE:
-        rows = [None] * batch.num_rows  # read one at a time below, to find the one that cannot be
-    for index, row in enumerate(rows):
-        where = f"{source.name} row {first + index}"
-        try:
-            row = batch.slice(index, 1).to_pylist()[0] if row is None else row
-            for name in as_json:
-                row[name] = None if row[name] is None else json.loads(row[name])
-        except (*_UNREADABLE, TypeError, RecursionError) as error:
-            bad(where, f"cannot be read ({first_line(error)})")
-            continue
-        yield where, clean_row(row)
+def _rows_within(file: pq.ParquetFile, wanted: set[str], size: int) -> int:
+    """How many rows of these columns decode to about `size` bytes, by the file's own counts."""
+    decoded, meta = 0, file.metadata
+    for group in map(meta.row_group, range(meta.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema.partition(".")[0] in wanted:
+                decoded += max(8 * column.num_values, column.total_uncompressed_size)
+    rows: int = size * meta.num_rows // max(decoded, 1)
+    return max(1, min(GROUP_ROWS, rows))
 
 
 def _field(field: pa.Field, values: list[Any] | None) -> pa.Field:

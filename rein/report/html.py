@@ -51,7 +51,7 @@ def render(page: Page) -> str:
         comparison=comparison(page.evaluation),
         sources=by_source(page.evaluation),
         drawn=drawn,
-        chart_data=_json_for_script(drawn),
+        chart_data=json_for_script(drawn),
         funnel=funnel(page.manifests),
         samples=samples(page.answers),
         answers_total=len(page.answers),
@@ -63,7 +63,7 @@ def render(page: Page) -> str:
     )
 
 
-def _json_for_script(value: Any) -> Markup:
+def json_for_script(value: Any) -> Markup:
     """JSON that cannot end the script element it stands in."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
@@ -177,16 +177,16 @@ def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "word": word,
         "tone": tone,
-        "prompt": _shown(row["prompt"]),
-        "truth": "" if truth is None else _shown(truth),
-        "before": _shown(row["before"]),
-        "after": _shown(row["after"]),
+        "prompt": shown(row["prompt"]),
+        "truth": "" if truth is None else shown(truth),
+        "before": shown(row["before"]),
+        "after": shown(row["after"]),
         "before_score": number(row["before_score"]),
         "after_score": number(row["after_score"]),
     }
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Text as it may stand on a page: not too long, without control characters and halves of characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     cut = len(text) - LONGEST_TEXT

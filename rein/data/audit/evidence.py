@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,22 @@ def evidence_of(
         copies=copies(groups),
         contradictions=contradictions(groups),
         length=length_correlation(groups),
+        shared=shared,
+        shared_files=tuple(evaluation_files) if shared else (),
+    )
+
+
+def evidence_in(facts: Mapping[str, Any], evaluation_files: Sequence[str] = ()) -> Evidence:
+    """What the structural facts of a file (run.FACTS) tell alone, without a model."""
+    usable, score, overlap = facts["rows"]["usable"], facts["score"], facts["overlap"]
+    shared = overlap["shared_rows"] if overlap else 0
+    spread = score and score["distribution"] and score["distribution"]["max"] > score["distribution"]["min"]
+    return Evidence(
+        kind=facts["kind"],
+        rows=usable,
+        prompts=facts["duplicates"]["distinct_prompts"],
+        scored=usable - score["missing"] if score else 0,
+        scores=2 if spread else 1,
         shared=shared,
         shared_files=tuple(evaluation_files) if shared else (),
     )

@@ -43,7 +43,21 @@ class Verdict(NamedTuple):
     reasons: list[Reason]
 
     def as_json(self) -> dict[str, Any]:
-        return {**self._asdict(), "reasons": [reason._asdict() for reason in self.reasons]}
+        """The fields, and word, tone and sentences for a page."""
+        word, tone = WORDS[self.decision]
+        sentences = [f"{reason.said[:1].upper()}{reason.said[1:]}." for reason in self.reasons]
+        if self.decision != "stop":
+            keys = " ".join(f"{key}={value}" for key, value in self.settings.items())
+            sentences.append(f"algorithm.method=auto follows this: {self.method} {keys}".rstrip() + ".")
+        found = {**self._asdict(), "reasons": [reason._asdict() for reason in self.reasons]}
+        return found | {"word": word, "tone": tone, "sentences": sentences}
+
+
+WORDS: Final = {  # of a decision: what to do, and how it looks on a page
+    "train": ("train", "good"),
+    "limits": ("train, with these settings", "even"),
+    "stop": ("don't train", "bad"),
+}
 
 
 class Evidence(NamedTuple):
