@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from rein.config.recipe import Data
+from rein.data import cells
 from rein.data import schemas as s
 from rein.data.files import Files, Source, sources
 from rein.data.parquet import Row, columns_of, no_rows, source_rows
@@ -33,9 +34,9 @@ __all__ = [
 
 Item = TypeVar("Item")
 Reader = Callable[[str, Row], list[Item | Reject]]
-Choose = Callable[
-    [Source, list[str]], tuple[set[str], Reader[Item]]
-]  # a file's columns -> those read, and how
+# A file and its columns -> the columns read, how, and what a row of the file is as rows of ours.
+Choose = Callable[[Source, list[str]], tuple[set[str], Reader[Item], tuple[str, ...]]]
+ONE: tuple[str, ...] = ("",)
 
 _CONTEXT = {s.REWARD_MODEL, s.GROUND_TRUTH, s.DATA_SOURCE, s.EXTRA_INFO}
 _PROMPT_COLUMNS = {s.PROMPT, s.PROMPT_IDS, *_CONTEXT}
@@ -50,7 +51,7 @@ def load_prompts(files: Files, encoder: Encoder, data: Data) -> Loaded[Prompt]:
 
     def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Prompt]]:
         _need(source, columns, (s.PROMPT, s.PROMPT_IDS))
-        return _PROMPT_COLUMNS, lambda where, row: [read_prompt(where, row, reading)]
+        return _PROMPT_COLUMNS, lambda where, row: [read_prompt(where, row, reading)], ONE
 
     return _collect(files, reading, choose)
 
@@ -76,8 +77,10 @@ def load_trajectories(
         if data.behavior == "stored":
             _need(source, columns, (s.BEHAVIOR_LOG_PROBS,), "or set data.behavior=unknown")
         if pairs:
-            return _PAIR_COLUMNS, lambda where, row: read_both(where, row, reading, ranked=ranked)
-        return _TRAJECTORY_COLUMNS, lambda where, row: [read_trajectory(where, row, reading, scored=scored)]
+            both = f" {s.CHOSEN}", f" {s.REJECTED}"
+            return _PAIR_COLUMNS, lambda where, row: read_both(where, row, reading, ranked=ranked), both
+        columns_read = _TRAJECTORY_COLUMNS
+        return columns_read, lambda where, row: [read_trajectory(where, row, reading, scored=scored)], ONE
 
     return _collect(files, reading, choose)
 
@@ -89,7 +92,7 @@ def load_pairs(files: Files, encoder: Encoder, data: Data) -> Loaded[PreferenceP
     def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[PreferencePair]]:
         _need(source, columns, (s.CHOSEN,))
         _need(source, columns, (s.REJECTED,))
-        return _PAIR_COLUMNS, lambda where, row: [read_pair(where, row, reading)]
+        return _PAIR_COLUMNS, lambda where, row: [read_pair(where, row, reading)], ONE
 
     return _collect(files, reading, choose)
 
@@ -113,9 +116,8 @@ def load_demonstrations(
                 root = key if key in columns else key.partition(".")[0]
                 _need(source, columns, (root,), f"or set {name} to the column to use")
         wanted = {*roots, s.MESSAGES, s.PROMPT, s.PROMPT_IDS, s.RESPONSE_IDS, s.RESPONSE_MASK}
-        return wanted, lambda where, row: [
-            read_demonstration(where, row, reading, prompt_key=prompt_key, response_key=response_key)
-        ]
+        keys = {"prompt_key": prompt_key, "response_key": response_key}
+        return wanted, lambda where, row: [read_demonstration(where, row, reading, **keys)], ONE
 
     loaded = _collect(files, reading, choose)
     if skipped := encoder.untrained_turns - before:
@@ -131,16 +133,18 @@ def stream(found: list[Source], choose: Choose[Item]) -> Iterator[Item | Reject]
         columns, unreadable = columns_of(source), list[Reject]()
         if not columns:  # JSON without a single object: each row says so itself
             columns = [s.PROMPT, s.RESPONSE, s.CHOSEN, s.REJECTED, s.MESSAGES]
-        wanted, read = choose(source, columns)
+        wanted, read, sides = choose(source, columns)
 
-        def bad(where: str, reason: str, into: list[Reject] = unreadable) -> None:
-            into.append(Reject(where, reason, "unreadable"))
+        def bad(
+            where: str, reason: str, into: list[Reject] = unreadable, sides: tuple[str, ...] = sides
+        ) -> None:
+            into.extend(Reject(f"{where}{side}", reason, "unreadable") for side in sides)
 
         for where, row in source_rows(source, wanted, bad):
             yield from unreadable
             unreadable.clear()
             try:
-                items = read(where, row)
+                items = read(where, {name: cells.decoded(value) for name, value in row.items()})
             except BadRow as wrong:
                 items = [Reject(where, wrong.reason, wrong.kind)]
             yield from items

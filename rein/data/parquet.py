@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from rein.data import schemas
 from rein.data.files import Files, Source, atomic, first_line, is_parquet, sources
 from rein.data.json_rows import json_values
-from rein.errors import DataError
+from rein.errors import DataError, shown
 
 Row = dict[str, Any]
 Bad = Callable[[str, str], None]  # told (where, reason) of what is no row
@@ -88,16 +88,20 @@ def read_batches(
         batches, first = file.iter_batches(batch_size=BATCH_ROWS, columns=wanted), 0
         while True:
             try:
-                batch = next(batches, None)
+                batch = _in_microseconds(next(batches, None))
             except _UNREADABLE as error:
                 what = first_line(error)
                 raise DataError(
                     f"{source.name} row {first}: cannot be read ({what}); write it anew"
                 ) from error
             if batch is None:
-                return
+                break
             yield first, batch, as_json
             first += batch.num_rows
+        if first != file.metadata.num_rows:
+            raise DataError(
+                f"{source.name}: {first} rows where its footer says {file.metadata.num_rows}; write it anew"
+            )
 
 
 def write_rows(
@@ -177,12 +181,12 @@ def _opened(source: Source) -> Iterator[pq.ParquetFile]:
     with file:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise DataError(f"{source.name}: two columns are called `{twice[0]}`; rename one")
+            raise DataError(f"{source.name}: two columns are called `{shown(twice[0])}`; rename one")
         written = (file.schema_arrow.metadata or {}).get(schemas.SCHEMA_KEY, b"").decode(errors="replace")
         version = written.rpartition("/")[2]
         if version.isdecimal() and int(version) > schemas.VERSION:
             raise DataError(
-                f"{source.name}: written by a newer Rein (schema {written}); upgrade Rein to read it"
+                f"{source.name}: written by a newer Rein (schema {shown(written)}); upgrade Rein to read it"
             )
         yield file
 
@@ -192,23 +196,55 @@ def _json_columns(file: pq.ParquetFile) -> list[str]:
         names = json.loads((file.schema_arrow.metadata or {}).get(schemas.JSON_KEY, b"[]"))
     except ValueError:
         return []  # a damaged note: the columns are then read as the text they are
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    texts = {field.name for field in file.schema_arrow if _is_text(field.type)}
+    return [name for name in names if name in texts] if isinstance(names, list) else []
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
+
+
+def _in_microseconds(batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
+    """The batch with times as Python can hold them: pandas writes nanoseconds."""
+    if batch is None:
+        return None
+    kinds = [_microseconds(kind) for kind in batch.schema.types]
+    if kinds == batch.schema.types:
+        return batch
+    columns = [c.cast(kind, safe=False) for c, kind in zip(batch.columns, kinds, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _microseconds(kind: pa.DataType) -> pa.DataType:
+    """The type with each `ns` inside as `us`; other types as they are."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz) if kind.unit == "ns" else kind
+    if pa.types.is_duration(kind):
+        return pa.duration("us") if kind.unit == "ns" else kind
+    if pa.types.is_time64(kind):
+        return pa.time64("us")
+    if pa.types.is_struct(kind):
+        return pa.struct([f.with_type(_microseconds(f.type)) for f in kind])
+    for is_kind, make in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
+        if is_kind(kind):
+            return make(kind.value_field.with_type(_microseconds(kind.value_type)))
+    return kind
 
 
 def _batch_rows(
     source: Source, first: int, batch: pa.RecordBatch, as_json: list[str], bad: Bad
 ) -> Iterator[tuple[str, Row]]:
     try:
-        rows = batch.to_pylist()
-    except _UNREADABLE:
+        rows = batch.to_pylist(maps_as_pydicts="strict")
+    except (*_UNREADABLE, KeyError):
         rows = [None] * batch.num_rows  # read one at a time below, to find the one that cannot be
     for index, row in enumerate(rows):
         where = f"{source.name} row {first + index}"
         try:
-            row = batch.slice(index, 1).to_pylist()[0] if row is None else row
+            row = batch.slice(index, 1).to_pylist(maps_as_pydicts="strict")[0] if row is None else row
             for name in as_json:
                 row[name] = None if row[name] is None else json.loads(row[name])
-        except (*_UNREADABLE, TypeError, RecursionError) as error:
+        except (*_UNREADABLE, TypeError, KeyError, RecursionError) as error:
             bad(where, f"cannot be read ({first_line(error)})")
             continue
         yield where, clean_row(row)
@@ -253,7 +289,7 @@ def _array(file: str, field: pa.Field, rows: list[Mapping[str, Any]], *, as_json
     except _UNWRITABLE as error:
         what = first_line(error)
         raise DataError(
-            f"{file}: column `{field.name}` cannot be written ({what}); mend its values"
+            f"{file}: column `{shown(field.name)}` cannot be written ({what}); mend its values"
         ) from error
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from rein.data.files import atomic
-from rein.errors import DataError
+from rein.errors import DataError, shown
 
 Item = TypeVar("Item")
 
@@ -26,8 +26,8 @@ class BadRow(DataError):
     """One row cannot be used. `kind` is what it is counted under, `reason` what is wrong with this one."""
 
     def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(reason)
-        self.kind, self.reason = kind, reason
+        self.kind, self.reason = kind, shown(reason, 300)
+        super().__init__(self.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,10 @@ def _without_end(response: str, ids: Ids, reading: Reading) -> str:
 
 
 def _finish_reason(row: Row, reading: Reading) -> str:
-    stored = cells.label(row.get(schemas.FINISH_REASON), schemas.FINISH_REASON).lower()
+    value = row.get(schemas.FINISH_REASON)
+    if isinstance(value, dict):  # SGLang's {"type": "stop", "matched": 2}
+        value = value.get("type")
+    stored = cells.label(value, schemas.FINISH_REASON).lower()
     if stored in FINISHED:
         return "stop"
     if stored in CUT_OFF:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import pyarrow as pa
 
-from rein.errors import DataError
+from rein.errors import DataError, shown
 from rein.types import Trajectory
 
 Kind = Literal["prompts", "trajectories", "preferences", "sft"]
@@ -45,6 +45,7 @@ CHOSEN: Final = "chosen"
 REJECTED: Final = "rejected"
 MARGIN: Final = "margin"
 MESSAGES: Final = "messages"
+NAMES_SHOWN: Final = 30
 ROW_KEY: Final = "row_key"
 VALUES: Final = "values"
 
@@ -126,7 +127,7 @@ def kind_of(column_names: Iterable[str]) -> Kind:
     if PROMPT in names:
         return "prompts"
     raise DataError(
-        f"columns {', '.join(sorted(names)) or '(none)'}: no prompts, trajectories, preferences or sft; "
+        f"columns {_listed(sorted(names)) or '(none)'}: no prompts, trajectories, preferences or sft; "
         f"{suggest(PROMPT, names)}"
     )
 
@@ -137,13 +138,18 @@ def suggest(column: str, present: Iterable[str]) -> str:
     known = next((name for name in ALIASES.get(column, ()) if name in names), None)
     close = [known] if known else get_close_matches(column, names, n=1, cutoff=0.6)
     if close:
-        return f"did you mean `{close[0]}`? rename it to `{column}`"
-    return f"it has {', '.join(names) or 'no columns'}"
+        return f"did you mean `{shown(close[0])}`? rename it to `{column}`"
+    return f"it has {_listed(names) or 'no columns'}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [f"{len(names) - NAMES_SHOWN} more"] if len(names) > NAMES_SHOWN else []
+    return ", ".join([*(shown(name) for name in names[:NAMES_SHOWN]), *more])
 
 
 def missing(where: str, column: str, present: Iterable[str], do: str = "") -> DataError:
     """The error for a column that is not there: `where: no column X; did you mean Y?`"""
-    return DataError(f"{where}: no column `{column}`; {suggest(column, present)}" + (f"; {do}" if do else ""))
+    return DataError(f"{where}: no column `{shown(column)}`; {suggest(column, present)}" + (f"; {do}" if do else ""))
 
 
 def trajectory_row(row: Trajectory) -> dict[str, Any]:

@@ -220,7 +220,7 @@ def _lengths(rows: list[Row], draw: random.Random) -> list[Row]:
 
 def _huge(rows: list[Row], draw: random.Random) -> list[Row]:
     row, name = draw.choice(rows), draw.choice(_columns(rows) or ["prompt"])
-    row[name] = draw.choice(("1" * 300_000, "[" * 100_000, [[{"a": "1" * 9}] * 2000], [7] * 50_000))
+    row[name] = draw.choice(("1" * 40_000, "[" * 40_000, [[{"a": "1" * 9}] * 2000], [7] * 20_000))
     return rows
 
 
