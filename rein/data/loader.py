@@ -6,7 +6,8 @@ row of each kind means is in rows_*.py; this knows which columns a file must hav
 lacks them.
 """
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from rein.config.recipe import Data
@@ -14,7 +15,7 @@ from rein.data import cells
 from rein.data import schemas as s
 from rein.data.files import Files, Source, sources
 from rein.data.parquet import Row, columns_of, no_rows, source_rows
-from rein.data.rejects import BadRow, Loaded, Reject, judge, write_rejects
+from rein.data.rejects import DUPLICATE, BadRow, Loaded, Reject, judge, rejects_kept, write_rejects
 from rein.data.rows_pairs import read_both, read_pair
 from rein.data.rows_prompts import Reading, read_prompt
 from rein.data.rows_sft import read_demonstration
@@ -29,13 +30,15 @@ __all__ = [
     "load_pairs",
     "load_prompts",
     "load_trajectories",
+    "rejects_kept",
     "write_rejects",
 ]
 
 Item = TypeVar("Item")
 Reader = Callable[[str, Row], list[Item | Reject]]
 # A file and its columns -> the columns read, how, and what a row of the file is as rows of ours.
-Choose = Callable[[Source, list[str]], tuple[set[str], Reader[Item], tuple[str, ...]]]
+Way = tuple[set[str], Reader[Item], tuple[str, ...]]
+Choose = Callable[[Source, list[str]], Way[Item]]
 ONE: tuple[str, ...] = ("",)
 
 _CONTEXT = {s.REWARD_MODEL, s.GROUND_TRUTH, s.DATA_SOURCE, s.EXTRA_INFO}
@@ -43,13 +46,14 @@ _PROMPT_COLUMNS = {s.PROMPT, s.PROMPT_IDS, *_CONTEXT}
 _TRAJECTORY_COLUMNS = {*s.TRAJECTORIES.names, *_CONTEXT} - {s.ABILITY}
 _PAIR_COLUMNS = {s.PROMPT, s.CHOSEN, s.REJECTED, s.MARGIN, s.GROUP, *_CONTEXT}
 NAMES_SHOWN = 3
+_TOKENS = ("prompt_ids", "response_ids", "response_mask", "chosen_ids", "rejected_ids")
 
 
 def load_prompts(files: Files, encoder: Encoder, data: Data) -> Loaded[Prompt]:
     """Prompts in verl's layout: messages, JSON text of them, or one user turn."""
     reading = Reading(encoder, data)
 
-    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Prompt]]:
+    def choose(source: Source, columns: list[str]) -> Way[Prompt]:
         _need(source, columns, (s.PROMPT, s.PROMPT_IDS))
         return _PROMPT_COLUMNS, lambda where, row: [read_prompt(where, row, reading)], ONE
 
@@ -66,14 +70,19 @@ def load_trajectories(
     """
     reading = Reading(encoder, data)
 
-    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Trajectory]]:
+    def choose(source: Source, columns: list[str]) -> Way[Trajectory]:
         pairs = {s.CHOSEN, s.REJECTED} <= set(columns)
         if not pairs:
             rollout = "add rollout to `stages`, or give a file that has responses"
             _need(source, columns, (s.RESPONSE, s.RESPONSE_IDS), rollout)
             _need(source, columns, (s.PROMPT, s.PROMPT_IDS))
         if scored and not (pairs and ranked):
-            _need(source, columns, (s.SCORE, s.TOKEN_LEVEL_SCORES), "add score to `stages`, or store scores")
+            _need(
+                source,
+                columns,
+                (s.SCORE, s.TOKEN_LEVEL_SCORES, s.TURN_SCORES),
+                "add score to `stages`, or store scores",
+            )
         if data.behavior == "stored":
             _need(source, columns, (s.BEHAVIOR_LOG_PROBS,), "or set data.behavior=unknown")
         if pairs:
@@ -89,7 +98,7 @@ def load_pairs(files: Files, encoder: Encoder, data: Data) -> Loaded[PreferenceP
     """Preference pairs, in any of the three layouts of rows_pairs."""
     reading = Reading(encoder, data)
 
-    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[PreferencePair]]:
+    def choose(source: Source, columns: list[str]) -> Way[PreferencePair]:
         _need(source, columns, (s.CHOSEN,))
         _need(source, columns, (s.REJECTED,))
         return _PAIR_COLUMNS, lambda where, row: [read_pair(where, row, reading)], ONE
@@ -110,7 +119,7 @@ def load_demonstrations(
     roots = {prompt_key, prompt_key.partition(".")[0], response_key, response_key.partition(".")[0]}
     before = encoder.untrained_turns
 
-    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Demonstration]]:
+    def choose(source: Source, columns: list[str]) -> Way[Demonstration]:
         if s.MESSAGES not in columns and not (response_key == s.RESPONSE and s.RESPONSE_IDS in columns):
             for key, name in ((prompt_key, "sft.prompt_key"), (response_key, "sft.response_key")):
                 root = key if key in columns else key.partition(".")[0]
@@ -127,8 +136,11 @@ def load_demonstrations(
     return loaded
 
 
-def stream(found: list[Source], choose: Choose[Item]) -> Iterator[Item | Reject]:
+def stream(
+    found: list[Source], choose: Choose[Item], *, drop_duplicates: bool = False
+) -> Iterator[Item | Reject]:
     """Every row as what it is or why it cannot be used, in the files' order, a row group at a time."""
+    seen: dict[bytes, str] = {}
     for source in found:
         columns, unreadable = columns_of(source), list[Reject]()
         if not columns:  # JSON without a single object: each row says so itself
@@ -147,6 +159,10 @@ def stream(found: list[Source], choose: Choose[Item]) -> Iterator[Item | Reject]
                 items = read(where, {name: cells.decoded(value) for name, value in row.items()})
             except BadRow as wrong:
                 items = [Reject(where, wrong.reason, wrong.kind)]
+            first = seen.setdefault(_tokens(items), where) if drop_duplicates else where
+            if first != where and not any(isinstance(item, Reject) for item in items):
+                reason = f"the same tokens as {first}"
+                items = [Reject(f"{where}{side}", reason, DUPLICATE) for side in sides]
             yield from items
         yield from unreadable
 
@@ -154,7 +170,7 @@ def stream(found: list[Source], choose: Choose[Item]) -> Iterator[Item | Reject]
 def _collect(files: Files, reading: Reading, choose: Choose[Item]) -> Loaded[Item]:
     found = sources(files)
     loaded = Loaded[Item]([], [], 0)
-    for item in stream(found, choose):
+    for item in stream(found, choose, drop_duplicates=reading.data.drop_duplicates):
         if isinstance(item, Reject):
             loaded.rejects.append(item)
         else:
@@ -175,6 +191,16 @@ def _collect(files: Files, reading: Reading, choose: Choose[Item]) -> Loaded[Ite
         if count:
             loaded.notes.append(f"{names}: {count} of {loaded.total} rows: {what}")
     return loaded
+
+
+def _tokens(items: Sequence[object]) -> bytes:
+    """What is read of a row of a file, as a hash."""
+    digest = hashlib.blake2b(digest_size=16)
+    for item in items:
+        for name in _TOKENS:
+            part = getattr(item, name, None)
+            digest.update(b"-" if part is None else len(part).to_bytes(8, "little") + part.tobytes())
+    return digest.digest()
 
 
 def _need(source: Source, columns: list[str], any_of: tuple[str, ...], do: str = "") -> None:

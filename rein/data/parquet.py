@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rein.data import schemas
+from rein.data.arrow_types import in_microseconds, is_text
 from rein.data.files import Files, Source, atomic, first_line, is_parquet, sources
 from rein.data.json_rows import json_values
 from rein.errors import DataError, shown
@@ -88,7 +89,7 @@ def read_batches(
         batches, first = file.iter_batches(batch_size=BATCH_ROWS, columns=wanted), 0
         while True:
             try:
-                batch = _in_microseconds(next(batches, None))
+                batch = in_microseconds(next(batches, None))
             except _UNREADABLE as error:
                 what = first_line(error)
                 raise DataError(
@@ -196,39 +197,8 @@ def _json_columns(file: pq.ParquetFile) -> list[str]:
         names = json.loads((file.schema_arrow.metadata or {}).get(schemas.JSON_KEY, b"[]"))
     except ValueError:
         return []  # a damaged note: the columns are then read as the text they are
-    texts = {field.name for field in file.schema_arrow if _is_text(field.type)}
+    texts = {field.name for field in file.schema_arrow if is_text(field.type)}
     return [name for name in names if name in texts] if isinstance(names, list) else []
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return kind in (pa.string(), pa.large_string(), pa.string_view())
-
-
-def _in_microseconds(batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
-    """The batch with times as Python can hold them: pandas writes nanoseconds."""
-    if batch is None:
-        return None
-    kinds = [_microseconds(kind) for kind in batch.schema.types]
-    if kinds == batch.schema.types:
-        return batch
-    columns = [c.cast(kind, safe=False) for c, kind in zip(batch.columns, kinds, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def _microseconds(kind: pa.DataType) -> pa.DataType:
-    """The type with each `ns` inside as `us`; other types as they are."""
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz) if kind.unit == "ns" else kind
-    if pa.types.is_duration(kind):
-        return pa.duration("us") if kind.unit == "ns" else kind
-    if pa.types.is_time64(kind):
-        return pa.time64("us")
-    if pa.types.is_struct(kind):
-        return pa.struct([f.with_type(_microseconds(f.type)) for f in kind])
-    for is_kind, make in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
-        if is_kind(kind):
-            return make(kind.value_field.with_type(_microseconds(kind.value_type)))
-    return kind
 
 
 def _batch_rows(

@@ -34,6 +34,7 @@ RESPONSE_MASK: Final = "response_mask"
 BEHAVIOR_LOG_PROBS: Final = "behavior_log_probs"
 SCORE: Final = "score"
 TOKEN_LEVEL_SCORES: Final = "token_level_scores"
+TURN_SCORES: Final = "turn_scores"  # one number for each assistant turn of the response, on its last token
 BASELINE_SCORE: Final = "baseline_score"
 FINISH_REASON: Final = "finish_reason"
 TEMPERATURE: Final = "temperature"
@@ -77,6 +78,7 @@ TRAJECTORIES: Final = _schema(
         pa.field(BEHAVIOR_LOG_PROBS, pa.list_(pa.float32())),
         pa.field(SCORE, pa.float64()),
         pa.field(TOKEN_LEVEL_SCORES, pa.list_(pa.float32())),
+        pa.field(TURN_SCORES, pa.list_(pa.float32())),
         pa.field(BASELINE_SCORE, pa.float64()),
         pa.field(FINISH_REASON, pa.string()),
         pa.field(TEMPERATURE, pa.float64()),
@@ -106,6 +108,7 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
         "behaviour_log_probs",
     ),
     SCORE: ("reward", "rewards", "acc", "is_correct", "seq_level_scores"),
+    TURN_SCORES: ("turn_rewards", "step_rewards", "turn_level_rewards"),
     CHOSEN: ("preferred", "accepted", "response_chosen"),
     REJECTED: ("dispreferred", "response_rejected"),
     MESSAGES: ("conversations", "conversation"),
@@ -149,7 +152,9 @@ def _listed(names: Sequence[str]) -> str:
 
 def missing(where: str, column: str, present: Iterable[str], do: str = "") -> DataError:
     """The error for a column that is not there: `where: no column X; did you mean Y?`"""
-    return DataError(f"{where}: no column `{shown(column)}`; {suggest(column, present)}" + (f"; {do}" if do else ""))
+    return DataError(
+        f"{where}: no column `{shown(column)}`; {suggest(column, present)}" + (f"; {do}" if do else "")
+    )
 
 
 def trajectory_row(row: Trajectory) -> dict[str, Any]:

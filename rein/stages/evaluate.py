@@ -17,7 +17,7 @@ import torch
 from rein.config import paths
 from rein.config.load import write_json
 from rein.config.recipe import Recipe
-from rein.data.loader import Reject, load_prompts, write_rejects
+from rein.data.loader import Reject, load_prompts, rejects_kept, write_rejects
 from rein.data.parquet import write_rows
 from rein.data.schemas import FREE_KEY
 from rein.data.tokenize import Encoder
@@ -66,7 +66,8 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         "after": recipe.evaluate.after or paths.trained_actor(recipe),
     }
     rejects: dict[str, Reject] = {}
-    sides = {name: _answers(recipe, console, name, path, rejects) for name, path in models.items()}
+    beyond: set[str] = set()
+    sides = {name: _answers(recipe, console, name, path, rejects, beyond) for name, path in models.items()}
     before, after = (_judged(sides[name], reward) for name in models)
     if scorer is not None:
         scorer.keep()
@@ -94,12 +95,20 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         f"evaluate: {evaluation['before']['score']:.4g} before, {evaluation['after']['score']:.4g} after, "
         f"lift {evaluation['lift']:+.4g} (95 % [{low:+.4g}, {high:+.4g}]) on {len(before)} prompts"
     )
-    counts = {"in": len(before) + len(rejects), "rejected": len(rejects), "judged": len(before)}
+    beyond -= rejects.keys()
+    counts = {"in": len(before) + len(rejects) + len(beyond), "rejected": len(rejects)}
+    counts |= ({"beyond_max_prompts": len(beyond)} if beyond else {}) | {"judged": len(before)}
+    console.say("rows: " + ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items()))
     return {"rows": counts, **evaluation}
 
 
-def _answers(recipe: Recipe, console: Console, name: str, path: str, rejects: dict[str, Reject]) -> Side:
-    """A greedy and pass_k sampled answers to every prompt; the model is gone when this returns."""
+def _answers(
+    recipe: Recipe, console: Console, name: str, path: str, rejects: dict[str, Reject], beyond: set[str]
+) -> Side:
+    """A greedy and pass_k sampled answers to every prompt; the model is gone when this returns.
+
+    `rejects` and `beyond` are told which prompts were left out.
+    """
     evaluate = recipe.evaluate
     where = f"evaluate.{name}"
     actor = load_actor(
@@ -111,11 +120,13 @@ def _answers(recipe: Recipe, console: Console, name: str, path: str, rejects: di
         stop_ids=set(actor.stop_ids),
         vocab_size=actor.vocabulary,
     )
-    loaded = load_prompts(paths.evaluate_files(recipe), encoder, recipe.data)
+    with rejects_kept(paths.stage_dir(recipe, "evaluate") / "rejects.jsonl"):
+        loaded = load_prompts(paths.evaluate_files(recipe), encoder, recipe.data)
     for note in loaded.notes:
         console.say(f"data: {note}")
     rejects.update((reject.where, reject) for reject in loaded.rejects)
     prompts = loaded.rows[: evaluate.max_prompts]
+    beyond.update(prompt.where for prompt in loaded.rows[len(prompts) :])
     if len(prompts) < len(loaded.rows):
         console.say(
             f"evaluate: the first {len(prompts)} of {len(loaded.rows)} prompts (evaluate.max_prompts)"

@@ -10,7 +10,7 @@ from typing import Any
 
 from rein.config import paths
 from rein.config.recipe import Recipe
-from rein.data.loader import load_prompts, write_rejects
+from rein.data.loader import load_prompts, rejects_kept, write_rejects
 from rein.data.parquet import write_rows
 from rein.data.schemas import TRAJECTORIES, trajectory_row
 from rein.data.tokenize import Encoder
@@ -35,12 +35,15 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         stop_ids=set(actor.stop_ids),
         vocab_size=actor.vocabulary,
     )
-    loaded = load_prompts(paths.rollout_files(recipe), encoder, recipe.data)
+    with rejects_kept(folder / "rejects.jsonl"):
+        loaded = load_prompts(paths.rollout_files(recipe), encoder, recipe.data)
     for note in loaded.notes:
         console.say(f"data: {note}")
     prompts = loaded.rows[: rollout.max_prompts]
+    beyond = len(loaded.rows) - len(prompts)
+    past = f"{beyond} beyond rollout.max_prompts, " if beyond else ""
     console.say(
-        f"prompts: {loaded.total} in, {len(loaded.rejects)} rejected, "
+        f"prompts: {loaded.total} in, {len(loaded.rejects)} rejected, {past}"
         f"{len(prompts)} answered {rollout.n} times"
     )
     engine = HfEngine(
@@ -78,6 +81,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         "rows": {
             "in": loaded.total,
             "rejected": len(loaded.rejects),
+            **({"beyond_max_prompts": beyond} if beyond else {}),
             "prompts": len(prompts),
             "trajectories": len(rows),
         },

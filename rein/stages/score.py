@@ -18,7 +18,7 @@ from rein.config import paths
 from rein.config.recipe import Recipe
 from rein.data import schemas
 from rein.data.files import sources
-from rein.data.loader import load_trajectories, write_rejects
+from rein.data.loader import load_trajectories, rejects_kept, write_rejects
 from rein.data.parquet import Row, columns_of, metadata_of, read_rows, write_rows
 from rein.data.rejects import Reject, judge
 from rein.data.tokenize import Encoder
@@ -45,7 +45,8 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     needed = uses_model(recipe.score.reward)
     scorer = open_scorer(paths.reward_model(recipe), paths.cache_dir(recipe)) if needed else None
     mix = build(recipe.score.reward, scorer=scorer)
-    loaded = load_trajectories(files, _encoder(recipe), recipe.data, scored=False)
+    with rejects_kept(folder / "rejects.jsonl"):
+        loaded = load_trajectories(files, _encoder(recipe), recipe.data, scored=False)
     for note in loaded.notes:
         console.say(f"data: {note}")
     by_part = _score(mix, loaded.rows, scorer, console)

@@ -17,7 +17,7 @@ from rein.config.methods import needs, reads_scores
 from rein.config.recipe import Recipe
 from rein.data.batches import over_budget_note
 from rein.data.groups import refuse_lacking, select
-from rein.data.loader import load_demonstrations, load_trajectories, write_rejects
+from rein.data.loader import load_demonstrations, load_trajectories, rejects_kept, write_rejects
 from rein.data.mixing import Mixing
 from rein.data.split import holdout, prompt_key
 from rein.data.tokenize import Encoder
@@ -50,9 +50,10 @@ def content(rows: Sequence[Trajectory]) -> str:
 
 def load_rows(recipe: Recipe, console: Console, encoder: Encoder, folder: Path | None) -> Rows:
     files = paths.train_files(recipe)
-    loaded = load_trajectories(
-        files, encoder, recipe.data, scored=reads_scores(recipe), ranked="pairs" in needs(recipe)
-    )
+    with rejects_kept(folder and folder / "rejects.jsonl"):
+        loaded = load_trajectories(
+            files, encoder, recipe.data, scored=reads_scores(recipe), ranked="pairs" in needs(recipe)
+        )
     for note in loaded.notes:
         console.say(f"data: {note}")
     if folder is not None:
@@ -60,7 +61,7 @@ def load_rows(recipe: Recipe, console: Console, encoder: Encoder, folder: Path |
         write_rejects(folder / "rejects.jsonl", loaded.rejects)
     if folder is None and "pairs" in needs(recipe):  # a rehearsal's few rows need not score differently
         loaded.rows = [row.with_score(float(i % 2)) for i, row in enumerate(loaded.rows)]
-    train, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
+    train, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.data_seed, "holdout"))
     counts = {"in": loaded.total, "rejected": len(loaded.rejects), "held_out": len(held_out)}
     refuse_lacking(recipe, files[0], loaded.rows)
     train, left_out = select(
@@ -113,9 +114,10 @@ def load_mixing(
     sft, files = recipe.sft, paths.mixed_files(recipe)
     if not files:
         return None
-    loaded = load_demonstrations(
-        files, encoder, recipe.data, prompt_key=sft.prompt_key, response_key=sft.response_key
-    )
+    with rejects_kept(folder and folder / "demonstrations_rejects.jsonl"):
+        loaded = load_demonstrations(
+            files, encoder, recipe.data, prompt_key=sft.prompt_key, response_key=sft.response_key
+        )
     for note in loaded.notes:
         console.say(f"sft.files: {note}")
     if folder is not None:
@@ -128,7 +130,9 @@ def load_mixing(
         f"sft.share {sft.share:g}: {loaded.total} demonstrations in, {len(loaded.rejects)} rejected, "
         f"{len(loaded.rows) - len(rows)} of held-out prompts, {len(rows)} mixed in"
     )
-    return Mixing(rows, sft.share, seed=derive(recipe.seed, "demonstrations"), shuffle=recipe.data.shuffle)
+    return Mixing(
+        rows, sft.share, seed=derive(recipe.data_seed, "demonstrations"), shuffle=recipe.data.shuffle
+    )
 
 
 def corrects(recipe: Recipe, console: Console, rows: list[Trajectory]) -> bool:

@@ -272,7 +272,9 @@ RETYPED: tuple[Callable[[Any], Any], ...] = (
     lambda value: {"value": value},
     lambda value: json.dumps(json.dumps(value, default=str)),
     lambda value: [float(_number(v)) for v in value] if isinstance(value, list) else float(_number(value)),
-    lambda value: [decimal.Decimal(int(_number(v)) % 999) for v in value] if isinstance(value, list) else value,
+    lambda value: (
+        [decimal.Decimal(int(_number(v)) % 999) for v in value] if isinstance(value, list) else value
+    ),
     lambda value: str(value).encode("utf-8", "replace"),
     lambda value: bool(value),
     lambda value: [str(v) for v in value] if isinstance(value, list) else [str(value)],

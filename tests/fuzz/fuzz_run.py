@@ -194,7 +194,9 @@ def _amiss_row(row: Any, data: Data, encoder: Encoder) -> Iterator[str]:
         ):
             yield f"{row.where}: ids {ids[:9]} ({len(ids)})"
     mask = getattr(row, "response_mask", None)
-    if mask is not None and not (mask.dtype == np.bool_ and len(mask) == len(row.response_ids) and mask.any()):
+    if mask is not None and not (
+        mask.dtype == np.bool_ and len(mask) == len(row.response_ids) and mask.any()
+    ):
         yield f"{row.where}: mask {mask}"
     for name in ("behavior_log_probs", "token_level_scores"):
         values = getattr(row, name, None)
