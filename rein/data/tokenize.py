@@ -150,14 +150,21 @@ class Encoder:
 
     def fingerprint(self) -> str:
         """SHA-256 of what decides ids: vocabulary and rules, template, its use, special and stop ids."""
+        return _hash(self.marks())
+
+    def marks(self) -> dict[str, str]:
+        """The same in three parts, so that what changed can be named."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
             rules: Any = sorted(self.tokenizer.get_vocab().items())  # type: ignore[attr-defined]
         else:
             rules = json.loads(backend.to_str()) | {"truncation": None, "padding": None}  # state of calls
         special = [self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id]
-        parts = [rules, self.tokenizer.chat_template, self.chat, special, sorted(self.stop_ids)]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+        return {
+            "tokenizer": _hash([rules, special]),
+            "chat_template": _hash([self.tokenizer.chat_template, self.chat]),
+            "stop_ids": _hash(sorted(self.stop_ids)),
+        }
 
     def _endings(self) -> list[list[int]]:
         """What the template writes behind a user turn, and the generation marker alone; longest first."""
@@ -271,6 +278,10 @@ class Encoder:
                 if end is not None:
                     return end
         return eos if eos is not None and eos in self.stop_ids else min(self.stop_ids)
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _ids(values: Sequence[int]) -> Ids:

@@ -20,7 +20,6 @@ from rein.config.recipe import Recipe
 from rein.data.loader import Reject, load_prompts, rejects_kept, write_rejects
 from rein.data.parquet import write_rows
 from rein.data.schemas import FREE_KEY
-from rein.data.tokenize import Encoder
 from rein.engines.hf import HfEngine
 from rein.errors import DataError
 from rein.functional.statistics import RESAMPLES, paired_bootstrap, pass_at_k, wilson
@@ -29,6 +28,7 @@ from rein.protocols import Reward
 from rein.rewards import build, uses_model
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
+from rein.stages.tokens import FACT, compared, encoder_of
 from rein.tracking.console import Console
 from rein.types import Trajectory
 from rein.validator import answer, scored, shape
@@ -66,8 +66,15 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         "after": recipe.evaluate.after or paths.trained_actor(recipe),
     }
     rejects: dict[str, Reject] = {}
-    beyond: set[str] = set()
-    sides = {name: _answers(recipe, console, name, path, rejects, beyond) for name, path in models.items()}
+    beyond, marks = set[str](), dict[str, dict[str, str]]()
+    sides = {
+        name: _answers(recipe, console, name, path, rejects, beyond, marks) for name, path in models.items()
+    }
+    if changed := [what for what, mark in marks["before"].items() if marks["after"][what] != mark]:
+        console.say(
+            f"warning: evaluate.before and evaluate.after differ in {' and '.join(changed)}, so they do not "
+            "answer the same tokens; give both folders the same tokenizer files"
+        )
     before, after = (_judged(sides[name], reward) for name in models)
     if scorer is not None:
         scorer.keep()
@@ -99,27 +106,29 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     counts = {"in": len(before) + len(rejects) + len(beyond), "rejected": len(rejects)}
     counts |= ({"beyond_max_prompts": len(beyond)} if beyond else {}) | {"judged": len(before)}
     console.say("rows: " + ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items()))
-    return {"rows": counts, **evaluation}
+    return {"rows": counts, **evaluation, FACT: marks["after"]}
 
 
 def _answers(
-    recipe: Recipe, console: Console, name: str, path: str, rejects: dict[str, Reject], beyond: set[str]
+    recipe: Recipe,
+    console: Console,
+    name: str,
+    path: str,
+    rejects: dict[str, Reject],
+    beyond: set[str],
+    marks: dict[str, dict[str, str]],
 ) -> Side:
     """A greedy and pass_k sampled answers to every prompt; the model is gone when this returns.
 
-    `rejects` and `beyond` are told which prompts were left out.
+    `rejects` and `beyond` are told which prompts were left out, `marks` what the ids are of.
     """
     evaluate = recipe.evaluate
     where = f"evaluate.{name}"
     actor = load_actor(
         path, dtype=recipe.model.dtype, trust_remote_code=recipe.model.trust_remote_code, where=where
     )
-    encoder = Encoder(
-        actor.tokenizer,
-        apply_chat_template=recipe.data.apply_chat_template,
-        stop_ids=set(actor.stop_ids),
-        vocab_size=actor.vocabulary,
-    )
+    encoder = encoder_of(actor, recipe)
+    marks[name] = compared(encoder, console, path)
     with rejects_kept(paths.stage_dir(recipe, "evaluate") / "rejects.jsonl"):
         loaded = load_prompts(paths.evaluate_files(recipe), encoder, recipe.data)
     for note in loaded.notes:

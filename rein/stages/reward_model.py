@@ -26,6 +26,7 @@ from rein.models.reward_model import RewardModel, load_reward_model
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
 from rein.stages.supervised import LOSS_KEY, descend, forget, rows_mark
+from rein.stages.tokens import FACT, compared
 from rein.tracking.console import Console
 from rein.types import Ids, Metrics, PreferencePair
 
@@ -49,6 +50,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         stop_ids=set(stop_ids(trunk, tokenizer)),
         vocab_size=len(tokenizer),
     )
+    marks = compared(encoder, console, trunk, paths.reward_files(recipe))
     rows, held_out, counts = _load_rows(recipe, console, encoder)
     options = recipe.model.model_dump(exclude={"path"})
     model = load_reward_model(trunk, seed=derive(recipe.seed, "reward"), where="reward.path", **options)
@@ -85,7 +87,8 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     )
     model.save(folder / "model")
     forget(folder)
-    return {"rows": counts, "steps": total, "metrics": metrics, "held_out_before": before, "held_out": after}
+    facts = {"rows": counts, "steps": total, "metrics": metrics, FACT: marks}
+    return facts | {"held_out_before": before, "held_out": after}
 
 
 def _load_rows(

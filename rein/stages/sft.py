@@ -25,6 +25,7 @@ from rein.models.load import weights_hash
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
 from rein.stages.supervised import LOSS_KEY, descend, forget, ones, rows_mark
+from rein.stages.tokens import FACT, compared, encoder_of
 from rein.tracking.console import Console
 from rein.types import Demonstration, Metrics
 
@@ -34,12 +35,8 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     sft, folder = recipe.sft, paths.stage_dir(recipe, "sft")
     options = recipe.model.model_dump(exclude={"path"})
     actor = load_actor(paths.base_model(recipe), seed=derive(recipe.seed, "sft"), **options)
-    encoder = Encoder(
-        actor.tokenizer,
-        apply_chat_template=recipe.data.apply_chat_template,
-        stop_ids=set(actor.stop_ids),
-        vocab_size=actor.vocabulary,
-    )
+    encoder = encoder_of(actor, recipe)
+    marks = compared(encoder, console, paths.base_model(recipe), paths.sft_files(recipe))
     rows, counts = _load_rows(recipe, console, encoder)
     per_epoch = -(-len(rows) // sft.batch_size)
     total = sft.total_steps or sft.epochs * per_epoch
@@ -70,7 +67,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     )
     actor.save(folder / "model")
     forget(folder)
-    return {"rows": counts, "steps": total, "metrics": metrics}
+    return {"rows": counts, "steps": total, "metrics": metrics, FACT: marks}
 
 
 def _load_rows(

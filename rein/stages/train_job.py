@@ -29,6 +29,7 @@ from rein.protocols import Guard
 from rein.runtime.seeding import derive
 from rein.runtime.single import SingleMesh
 from rein.snapshots import Snapshots
+from rein.stages.tokens import FACT
 from rein.stages.train_rows import Rows
 from rein.stages.train_state import Cursor, run_state, settings
 from rein.tracking.console import Console
@@ -247,6 +248,7 @@ class Job:
         )
         return {
             "rows": self.rows.counts,
+            FACT: self.rows.marks,
             "updates": self.cursor.number,
             "skipped_updates": self.skipped,
             "best": self.best,

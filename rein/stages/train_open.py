@@ -27,6 +27,7 @@ from rein.rewards import build, uses_model
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
 from rein.snapshots import RunState, load
+from rein.stages.tokens import compared, encoder_of
 from rein.stages.train_job import Job
 from rein.stages.train_rows import corrects, load_mixing, load_rows, score_statistics_of
 from rein.stages.train_state import restore
@@ -44,14 +45,11 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     wanted = needs(recipe)
     start = paths.start_policy(recipe, "train")
     actor = load_actor(start, seed=derive(recipe.seed, "actor"), **_model_options(recipe))
-    encoder = Encoder(
-        actor.tokenizer,
-        apply_chat_template=recipe.data.apply_chat_template,
-        stop_ids=set(actor.stop_ids),
-        vocab_size=actor.vocabulary,
-    )
+    encoder = encoder_of(actor, recipe)
+    marks = compared(encoder, console, start, [*paths.train_files(recipe), *paths.mixed_files(recipe)])
     folder = paths.stage_dir(recipe, "train")
     rows = load_rows(recipe, console, encoder, None if rehearsal else folder)
+    rows.marks = marks
     rows.demonstrations = load_mixing(recipe, console, encoder, rows.held_out, None if rehearsal else folder)
     critic = None
     if "critic" in wanted:

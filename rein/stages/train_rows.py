@@ -36,6 +36,7 @@ class Rows:
     held_out: list[Trajectory]
     counts: dict[str, int]
     demonstrations: Mixing | None = None  # beside the actor's updates
+    marks: dict[str, str] = dataclasses.field(default_factory=dict)  # what the ids are of
 
 
 def content(rows: Sequence[Trajectory]) -> str:

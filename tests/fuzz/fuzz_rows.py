@@ -139,12 +139,20 @@ def _trajectory(draw: random.Random) -> Row:
         row["response_mask"] = [draw.random() < 0.7 for _ in range(size)] + [True]
     if draw.random() < 0.2:
         row["token_level_scores"] = [0.0] * size + [row["score"]]
-    if draw.random() < 0.2:
-        row = {key: value for key, value in row.items() if not key.endswith("_ids")}
-        row = {key: row[key] for key in row if key not in ("behavior_log_probs", "response_mask")}
-        row.pop("token_level_scores", None)
+    if draw.random() < 0.3:
+        of_tokens = ("response_ids", "behavior_log_probs", "response_mask", "token_level_scores")
+        row = {key: value for key, value in row.items() if key not in of_tokens}
         row["response"] = _text(draw)
+    if "response" in row and draw.random() < 0.5:
+        turns = draw.randint(1, 3)
+        row["response"] = [turn for _ in range(turns) for turn in _tool_use(draw)][1:]
+        row["turn_scores"], row["score"] = [draw.choice((0.0, 0.5)) for _ in range(turns)], None
     return row
+
+
+def _tool_use(draw: random.Random) -> list[Row]:
+    """What a tool said, and what the assistant said of it."""
+    return [{"role": "tool", "content": _text(draw)}, {"role": "assistant", "content": _text(draw)}]
 
 
 def _pair(draw: random.Random) -> Row:

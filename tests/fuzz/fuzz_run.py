@@ -82,6 +82,10 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"truncation": "error"},
     {"max_bad_fraction": 0.01},
     {"max_prompt_length": 8},
+    {"max_prompt_length": 8, "truncation": "left"},
+    {"max_prompt_length": 8, "truncation": "right"},
+    {"drop_duplicates": True},
+    {"truncation": "left", "drop_duplicates": True, "max_bad_fraction": 0.3},
 )
 
 
