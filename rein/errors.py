@@ -6,8 +6,8 @@ The exit code of the command line belongs to the class. Knows nothing of stages 
 
 def shown(text: str, most: int = 80) -> str:
     """Text of a file or library as a part of a message: one line, cut, what cannot be printed escaped."""
-    cut = text if len(text) <= most else f"{text[: most - 3]}..."
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: most + 1])
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 class ReinError(Exception):

@@ -106,7 +106,7 @@ def floats(value: Any, name: str) -> Floats | None:
 
 def mask(value: Any, name: str) -> Mask | None:
     """True, False, 1 or 0, one a token."""
-    array = _array(value, name)
+    array = _array(value, name, mask=True)
     if array is None:
         return None
     if array.size and (array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all()):
@@ -185,7 +185,7 @@ def _messages_in(value: str) -> list[Any] | None:
     return None
 
 
-def _array(value: Any, name: str) -> np.ndarray[Any, Any] | None:
+def _array(value: Any, name: str, *, mask: bool = False) -> np.ndarray[Any, Any] | None:
     if value is None:
         return None
     if isinstance(value, str):
@@ -195,7 +195,7 @@ def _array(value: Any, name: str) -> np.ndarray[Any, Any] | None:
     kinds = set(map(type, value))
     if kinds & {list, dict, str, bytes}:
         raise BadRow("wrong type", f"{name} holds lists, structs or text, not numbers")
-    if bool in kinds and not kinds <= {bool, int}:
+    if bool in kinds and len(kinds) > 1 and not (mask and kinds == {bool, int}):
         raise BadRow("wrong type", f"{name} holds true and false among other values")
     if Decimal in kinds:
         value = [_undecimal(item) for item in value]

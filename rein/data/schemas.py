@@ -147,7 +147,7 @@ def suggest(column: str, present: Iterable[str]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     more = [f"{len(names) - NAMES_SHOWN} more"] if len(names) > NAMES_SHOWN else []
-    return ", ".join([*(shown(name) for name in names[:NAMES_SHOWN]), *more])
+    return ", ".join([*(shown(name) or "(no name)" for name in names[:NAMES_SHOWN]), *more])
 
 
 def missing(where: str, column: str, present: Iterable[str], do: str = "") -> DataError:

@@ -35,6 +35,7 @@ NOTES: tuple[dict[bytes, bytes], ...] = (
 class Case:
     """One file. `rows`: how many it holds by pyarrow's or json's word; None: its container is harmed."""
 
+    number: int
     path: Path
     kind: str
     rows: int | None
@@ -56,7 +57,7 @@ def make(seed: int, number: int, folder: Path) -> Case:
         name = draw.choice(sorted(BYTES))
         path.write_bytes(BYTES[name](path.read_bytes(), draw))
         did, counted = f"{did}, {name}", _rows_of(path)
-    return Case(path, kind, counted, did)
+    return Case(number, path, kind, counted, did)
 
 
 def _rows_of(path: Path) -> int | None:
