@@ -159,7 +159,7 @@ class Encoder:
             rules: Any = sorted(self.tokenizer.get_vocab().items())  # type: ignore[attr-defined]
         else:
             rules = json.loads(backend.to_str()) | {"truncation": None, "padding": None}  # state of calls
-        special = [self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id]
+        special = [self.tokenizer.bos_token_id, self.tokenizer.eos_token_id]  # PAD decides no id
         return {
             "tokenizer": _hash([rules, special]),
             "chat_template": _hash([self.tokenizer.chat_template, self.chat]),
