@@ -75,6 +75,12 @@ def usable_score(score: float | None, token_level_scores: Floats | None, *, scor
             raise BadRow("scores disagree", f"token_level_scores sum to {total:g} but score is {score:g}")
 
 
+def last_turn(response_mask: Mask) -> int:
+    """Where the last of several assistant turns begins; 0 where there is one, all of which is its own."""
+    begins = np.flatnonzero(response_mask & ~np.append(False, response_mask[:-1]))
+    return int(begins[-1]) if len(begins) > 1 else 0
+
+
 def on_turns(turn_scores: Floats, response_mask: Mask) -> Floats:
     """token_level_scores [T]: each turn's score on its last token; a turn is a run of tokens that count."""
     behind = np.append(response_mask[1:], False)

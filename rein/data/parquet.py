@@ -8,9 +8,12 @@ writers of Arrow tables put where a row had no such key. Knows nothing of what t
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date, time, timedelta
+from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +27,7 @@ from rein.errors import DataError, shown
 Row = dict[str, Any]
 Bad = Callable[[str, str], None]  # told (where, reason) of what is no row
 
-BATCH_ROWS = 1024
+BATCH_ROWS, BATCH_BYTES = 1024, 16 * 2**20  # read at a time: fewer rows where they are long
 GROUP_ROWS = 8192
 SNIFFED_ROWS = 100  # JSON rows looked at for the names of columns
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
@@ -86,7 +89,7 @@ def read_batches(
     with _opened(source) as file:
         wanted = [name for name in file.schema_arrow.names if columns is None or name in columns]
         as_json = [name for name in _json_columns(file) if name in wanted]
-        batches, first = file.iter_batches(batch_size=BATCH_ROWS, columns=wanted), 0
+        batches, first = file.iter_batches(batch_size=_rows_at_once(file), columns=wanted), 0
         while True:
             try:
                 batch = in_microseconds(next(batches, None))
@@ -192,6 +195,13 @@ def _opened(source: Source) -> Iterator[pq.ParquetFile]:
         yield file
 
 
+def _rows_at_once(file: pq.ParquetFile) -> int:
+    """How many rows are decoded together: as Python's lists they take many times their bytes in the file."""
+    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+    longest = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=1)
+    return min(BATCH_ROWS, max(1, BATCH_BYTES // max(longest, 1)))
+
+
 def _json_columns(file: pq.ParquetFile) -> list[str]:
     try:
         names = json.loads((file.schema_arrow.metadata or {}).get(schemas.JSON_KEY, b"[]"))
@@ -268,4 +278,6 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, date | time | timedelta | Decimal | UUID):
+        return str(value)
     raise TypeError(f"a {type(value).__name__} has no JSON form")

@@ -75,7 +75,7 @@ def read_trajectory(where: str, row: Row, reading: Reading, *, scored: bool) -> 
 def _response(
     row: Row, messages: list[Message] | str, finish: str, reading: Reading
 ) -> tuple[Ids, str, Mask]:
-    """Ids, text without end token, and mask of the response."""
+    """Ids, text of the last turn without its end token, and mask of the response."""
     encoder = reading.encoder
     stored = cells.ids(row.get(schemas.RESPONSE_IDS), schemas.RESPONSE_IDS, encoder.vocab_size)
     mask = cells.mask(row.get(schemas.RESPONSE_MASK), schemas.RESPONSE_MASK)
@@ -84,7 +84,7 @@ def _response(
             mask = filters.counted_tokens(stored, encoder.stop_ids, encoder.pad_id)
             reading.noticed[PADDED] += not mask.all()
         filters.same_length(stored, mask, schemas.RESPONSE_MASK)
-        return stored, encoder.decode_response(stored), mask
+        return stored, encoder.decode_response(stored[filters.last_turn(mask) :]), mask
     if mask is not None:
         raise BadRow("no response_ids", "response_mask needs response_ids to belong to")
     value = row.get(schemas.RESPONSE)

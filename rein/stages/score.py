@@ -71,7 +71,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         max_bad_fraction=data.max_bad_fraction,
         truncation=data.truncation,
     )
-    _write(files, folder / "trajectories.parquet", rows, token_marks.noted(encoder))
+    write_scored(files, folder / "trajectories.parquet", rows, token_marks.noted(encoder))
     facts = _facts(rows, by_part)
     if scorer is not None:
         facts["cache"] = {"hits": scorer.cache.hits, "misses": scorer.cache.misses}
@@ -109,7 +109,9 @@ def _facts(rows: Sequence[Trajectory], by_part: Scores) -> dict[str, Any]:
     return {f"score/{name}": float(value) for name, value in facts.items()} | part_metrics(by_part)
 
 
-def _write(files: Sequence[str], path: Path, rows: Sequence[Trajectory], marks: Mapping[str, str]) -> None:
+def write_scored(
+    files: Sequence[str], path: Path, rows: Sequence[Trajectory], marks: Mapping[str, str]
+) -> None:
     """The rows with every column they came with. Columns without a name in the schema become free ones."""
     found = sources(files)
     columns = dict.fromkeys(name for source in found for name in columns_of(source))

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rein.config.recipe import Data
+from rein.data.files import sources
 from rein.data.loader import Loaded, load_prompts, load_trajectories
-from rein.data.parquet import read_rows
+from rein.data.parquet import read_batches, read_rows
 from rein.data.tokenize import Encoder
 from rein.types import Trajectory
 
@@ -213,3 +214,17 @@ def test_a_file_is_read_row_group_by_row_group(tmp_path: Path) -> None:
     assert next(rows)[1]["prompt"] == "000000" * 9
     with pytest.raises(Exception, match="cannot be read"):
         list(rows)
+
+
+@pytest.mark.parametrize(("tokens", "most"), [(10, 1024), (20_000, 1024), (200_000, 40)])
+def test_fewer_rows_are_decoded_together_where_rows_are_long(tokens: int, most: int, tmp_path: Path) -> None:
+    """A batch is lists of Python numbers: 1,024 rows of 200,000 tokens would be gigabytes of them."""
+    draw = np.random.default_rng(0)
+    rows = 2048 if tokens == 10 else 60
+    ids = pa.array(draw.integers(0, 2**40, rows * tokens))
+    column = pa.ListArray.from_arrays(pa.array(range(0, rows * tokens + 1, tokens), pa.int32()), ids)
+    pq.write_table(pa.table({"response_ids": column}), tmp_path / "rows.parquet", compression="none")
+    sizes = [batch.num_rows for _, batch, _ in read_batches(sources(tmp_path / "rows.parquet")[0])]
+    assert sum(sizes) == rows
+    assert max(sizes) <= most
+    assert max(sizes) * tokens <= 16 * 2**20 / 4

@@ -50,6 +50,18 @@ def test_turns_of_stored_ids_are_the_runs_of_the_mask(load: Load) -> None:
     assert row.token_level_scores.tolist() == [0, 0, 0, 0, 0, 3]
 
 
+def test_the_text_that_is_scored_is_the_last_turn_s_from_messages_and_from_ids(
+    load: Load, chat: Encoder
+) -> None:
+    (one,) = of_talk(load, chat).rows
+    assert one.response == "c"
+    stored = {"response_ids": one.response_ids.tolist(), "response_mask": one.response_mask.tolist()}
+    (again,) = load(chat, **stored).rows
+    assert again.response == "c"
+    (masked_head,) = load(chat, response_ids=text_ids("abc"), response_mask=[False, True, True]).rows
+    assert masked_head.response == "abc"  # one turn, the head of which is not trained
+
+
 @pytest.mark.parametrize(
     ("columns", "said"),
     [

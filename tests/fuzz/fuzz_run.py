@@ -24,14 +24,17 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from fuzz_files import Case, make
 
 from rein.config.recipe import Data
-from rein.data import loader, schemas
-from rein.data.parquet import write_rows
+from rein.data import loader, schemas, token_marks
+from rein.data.files import sources
+from rein.data.parquet import columns_of, read_rows, write_rows
 from rein.data.tokenize import Encoder
 from rein.errors import ReinError
 from rein.models.tiny import tiny_tokenizer
+from rein.stages import score
 from rein.types import Trajectory
 
 SECONDS = 10  # a file may take
@@ -130,6 +133,7 @@ class Fuzzer:
             wrong += [f"{name}: {said}" for said in _amiss(loaded, case, entry, data, encoder)]
             if loaded.rows and isinstance(loaded.rows[0], Trajectory) and case.number % 3 == 0:
                 wrong += [f"{name}: {said}" for said in self._again(loaded.rows, encoder, data)]
+                wrong += [f"{name}: {said}" for said in self._scored(case, loaded.rows, encoder)]
             end = "loaded, some rejected" if loaded.rejects else "loaded"
         except ReinError as error:
             said = str(error)
@@ -155,10 +159,32 @@ class Fuzzer:
         if [row.key for row in again.rows] != [row.key for row in rows]:
             yield f"written and read again: {len(rows)} rows become {len(again.rows)}, {again.rejects[:2]}"
         for one, other in zip(rows, again.rows, strict=False):
-            for field in ("response_mask", "score", "group", "finish_reason", "token_level_scores"):
+            for field in (
+                "response_mask",
+                "score",
+                "group",
+                "finish_reason",
+                "token_level_scores",
+            ):
                 a, b = getattr(one, field), getattr(other, field)
                 if not (a is b is None or (a is not None and b is not None and np.array_equal(a, b))):
                     yield f"written and read again: {field} of {one.where} was {a!r}, is {b!r}"
+
+    def _scored(self, case: Case, rows: list[Any], encoder: Encoder) -> Iterator[str]:
+        """The score stage writes each row with the user's own columns."""
+        path = self.folder / "scored.parquet"
+        score.write_scored([str(case.path)], path, rows, token_marks.noted(encoder))
+        table = pq.read_table(path)
+        if table.num_rows != len(rows):
+            yield f"scored and written: {len(rows)} rows become {table.num_rows}"
+        own = {"note", "created"} & set(columns_of(sources(case.path)[0]))
+        if lost := own - set(table.column_names) - _always_null(case.path):
+            yield f"scored and written: {sorted(lost)} are gone"
+
+
+def _always_null(path: Path) -> set[str]:
+    rows = [row for _, row in read_rows(path, bad=lambda where, reason: None)]
+    return {name for row in rows for name in row if all(each.get(name) is None for each in rows)}
 
 
 def _amiss(
