@@ -37,6 +37,7 @@ from rein.models.tiny import tiny_tokenizer
 from rein.stages import score
 from rein.types import Trajectory
 
+sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]  # else pyarrow looks for it a thousand times
 SECONDS = 10  # a file may take
 MEBIBYTES = 600  # a file may take beyond what the process has
 
