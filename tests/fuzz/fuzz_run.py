@@ -37,7 +37,7 @@ from rein.models.tiny import tiny_tokenizer
 from rein.stages import score
 from rein.types import Trajectory
 
-sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]  # else pyarrow looks for it a thousand times
+sys.modules.setdefault("dateutil", None)  # type: ignore[arg-type]  # pyarrow looks for it at each array
 SECONDS = 10  # a file may take
 MEBIBYTES = 600  # a file may take beyond what the process has
 
