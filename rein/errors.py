@@ -4,6 +4,12 @@ The exit code of the command line belongs to the class. Knows nothing of stages 
 """
 
 
+def shown(text: str, most: int = 80) -> str:
+    """Text of a file or library as a part of a message: one line, cut, what cannot be printed escaped."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: most + 1])
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
 class ReinError(Exception):
     """Base of all; a message reads `where: what; do this`."""
 

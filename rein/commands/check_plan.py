@@ -15,7 +15,7 @@ from rein.config import paths
 from rein.config.methods import needs, reads_scores
 from rein.config.recipe import Recipe
 from rein.data.fast_tokenizer import open_fast_tokenizer
-from rein.data.groups import refuse_lacking, select
+from rein.data.groups import longest_group, refuse_lacking, select
 from rein.data.loader import Loaded, load_demonstrations, load_pairs, load_prompts, load_trajectories
 from rein.data.split import held_prompts, holdout, prompt_key
 from rein.data.tokenize import Encoder
@@ -81,7 +81,7 @@ def _sft(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
 def _reward(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
     reward, files = recipe.reward, paths.reward_files(recipe)
     loaded = load_pairs(files, encoder, recipe.data)
-    train, _ = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
+    train, _ = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.data_seed, "holdout"))
     plan = _counted("reward", loaded, train)
     _fits("reward.batch_size", reward.batch_size, train, files)
     steps = reward.epochs * ceil(len(train) / reward.batch_size)
@@ -109,7 +109,7 @@ def _score(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
     if made is not None:
         return _worked(made, f"by {names}", made.tokens)
     loaded = load_trajectories(paths.score_files(recipe), encoder, recipe.data, scored=False)
-    train, _ = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
+    train, _ = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.data_seed, "holdout"))
     plan = replace(_counted("score", loaded, loaded.rows), trainable=len(train))
     return _worked(plan, f"by {names}", len(loaded.rows) * plan.mean_tokens)
 
@@ -124,9 +124,10 @@ def _train(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
         files, paired = paths.train_files(recipe), "pairs" in needs(recipe)
         loaded = load_trajectories(files, encoder, recipe.data, scored=reads_scores(recipe), ranked=paired)
         refuse_lacking(recipe, files[0], loaded.rows)
-        train, _ = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
+        train, _ = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.data_seed, "holdout"))
         threshold, spread = recipe.algorithm.filter_threshold, recipe.algorithm.filter_groups.enable
         train, _ = select(train, files[0], threshold=threshold, spread=spread, paired=paired)
+        longest_group(recipe, train)
         plan, rows = _counted("train", loaded, train), len(train)
     algorithm = recipe.algorithm
     selects = algorithm.filter_threshold is not None or algorithm.filter_groups.enable

@@ -31,7 +31,7 @@ PACKAGED = Path(__file__).parent.parent / "recipes"
 LATER = {  # values whose feature is planned: refused as "not built yet" instead of as unknown
     "algorithm.adv_estimator": "grpo_passk gdpo gpg optimal_token_baseline tir_optimal_token_baseline",
     "actor.policy_loss.loss_mode": "clip_cov kl_cov",
-    "data.truncation": "left right middle",
+    "data.truncation": "middle",
     "model.dtype": "bfloat16 float16",
     "runtime": "fsdp ray",
     "trainer.logger": "tensorboard wandb mlflow swanlab trackio clearml vemlp_wandb file",

@@ -70,9 +70,13 @@ class Data(Section):
     train_batch_size: Positive = 1024  # rows for which old log-probs and advantages are made once
     max_prompt_length: Positive = 1024  # tokens
     max_response_length: Positive = 2048  # tokens
-    truncation: Literal["drop", "error"] = "drop"  # a prompt over the limit
+    # A prompt over the limit: left out, cut on the named side (the template's end stays), or refused. A
+    # response over its limit is left out, or refused.
+    truncation: Literal["drop", "left", "right", "error"] = "drop"
+    drop_duplicates: bool = False  # rows whose tokens stood before
+    keep_groups: bool = False  # all rows of a prompt in one mini-batch, so mini-batches differ a little
     shuffle: bool = True
-    seed: int | None = None  # order of rows; default: the recipe's seed
+    seed: int | None = None  # hold-out split and order of rows; default: the recipe's seed
     max_bad_fraction: Share = 0.01
     behavior: Literal["stored", "recomputed", "unknown"] | None = None  # default: stored where there are any
     behavior_model: MaybePlace = None  # who wrote the responses, for recomputed
@@ -353,6 +357,11 @@ class Recipe(Section):
     guards: Guards = Guards()
     evaluate: Evaluate = Evaluate()
     export: Export = Export()
+
+    @property
+    def data_seed(self) -> int:
+        """What the hold-out split and the order of rows follow from."""
+        return self.seed if self.data.seed is None else self.data.seed
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Recipe:

@@ -43,12 +43,25 @@ def epoch_batches(
             f"data.train_batch_size {size}: a prompt has {longest} rows, which must lie in one "
             f"of {count} batches of {len(rows)} rows; raise it"
         )
-    batches: list[list[int]] = [[] for _ in range(count)]
-    begin = 0
-    for unit in order:
-        batches[begin * count // len(rows)] += unit
+    return even_cuts(order, count)
+
+
+def even_cuts(units: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """The units in their order as `count` lists of about as many rows, cut where a unit ends.
+
+    None is empty where no unit has more than a `count`-th of the rows.
+    """
+    found: list[list[int]] = [[] for _ in range(count)]
+    total, begin = sum(map(len, units)), 0
+    for unit in units:
+        found[begin * count // total] += unit
         begin += len(unit)
-    return batches
+    return found
+
+
+def mini_batch_count(rows: int, size: int, longest: int = 1) -> int:
+    """How many mini-batches of about `size` rows there are, where up to `longest` rows stay together."""
+    return max(1, min(-(-rows // size), rows // longest))
 
 
 def chunks(order: Sequence[Entry], size: int) -> list[list[Entry]]:

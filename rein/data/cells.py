@@ -1,6 +1,7 @@
 """One cell in, one typed value out: a column's value as text, messages, ids, numbers or a struct, or BadRow.
 
-Lists and structs may come as JSON text. A missing cell is None. Knows no column's meaning.
+Lists and structs may come as JSON text, text as bytes, numbers as decimals, whole numbers as floats: writers
+differ. A missing cell is None. Knows no column's meaning.
 """
 
 import json
@@ -8,11 +9,14 @@ import math
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 
 from rein.data.rejects import BadRow
 from rein.types import Floats, Ids, Mask, Message
+
+EXACT = 2.0**53  # below, a float is the whole number that was written
 
 
 def at(row: Mapping[str, Any], key: str) -> Any:
@@ -24,6 +28,22 @@ def at(row: Mapping[str, Any], key: str) -> Any:
     if not rest or value is None:
         return None
     return at(struct(value, root), rest)
+
+
+def decoded(value: Any) -> Any:
+    """The value with bytes that are UTF-8 as text, at every depth: not every writer marks text as such."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError:
+            return value
+    if isinstance(value, dict):
+        return {key: decoded(inner) for key, inner in value.items()}
+    if isinstance(value, list) and isinstance(
+        next((v for v in value if v is not None), None), dict | list | bytes
+    ):
+        return [decoded(inner) for inner in value]
+    return value
 
 
 def text(value: Any, name: str) -> str:
@@ -58,6 +78,8 @@ def ids(value: Any, name: str, vocab_size: int) -> Ids | None:
     array = _array(value, name)
     if array is None:
         return None
+    if array.dtype.kind == "f" and (array == np.floor(array)).all() and (abs(array) < EXACT).all():
+        array = array.astype(np.int64)  # how pandas writes whole numbers
     if array.size and array.dtype.kind not in "iu":
         raise BadRow("wrong type", f"{name} holds {_content(array)}, not integers")
     outside = np.flatnonzero((array < 0) | (array >= vocab_size)) if array.size else array
@@ -84,7 +106,7 @@ def floats(value: Any, name: str) -> Floats | None:
 
 def mask(value: Any, name: str) -> Mask | None:
     """True, False, 1 or 0, one a token."""
-    array = _array(value, name)
+    array = _array(value, name, mask=True)
     if array is None:
         return None
     if array.size and (array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all()):
@@ -99,7 +121,7 @@ def number(value: Any, name: str) -> float | None:
     if isinstance(value, bool | int | float | Decimal | np.number | np.bool_):
         try:
             return float(value)
-        except OverflowError as error:
+        except (OverflowError, ValueError) as error:
             raise BadRow("wrong type", f"{name} is too large for a number") from error
     raise BadRow("wrong type", f"{name} is {_kind(value)}, not a number")
 
@@ -116,14 +138,14 @@ def struct(value: Any, name: str) -> dict[str, Any]:
 
 
 def label(value: Any, name: str) -> str:
-    """A short name: text, or a whole number as text; absent is empty."""
+    """A short name: text, a UUID, or a whole number as text; absent is empty."""
     if value is None:
         return ""
     if isinstance(value, float) and value != value:  # how pandas writes that nothing is there
         return ""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-    return text(value, name)
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return str(int(value)) if math.isfinite(value) and value == int(value) else str(value)
+    return str(value) if isinstance(value, UUID) else text(value, name)
 
 
 def _rounded(value: int | float) -> float:
@@ -132,6 +154,12 @@ def _rounded(value: int | float) -> float:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def _undecimal(value: Any) -> Any:
+    if not isinstance(value, Decimal) or not value.is_finite():
+        return None if isinstance(value, Decimal) else value
+    return int(value) if value == value.to_integral_value() else float(value)
 
 
 def _message(value: Any, name: str) -> Message:
@@ -157,15 +185,20 @@ def _messages_in(value: str) -> list[Any] | None:
     return None
 
 
-def _array(value: Any, name: str) -> np.ndarray[Any, Any] | None:
+def _array(value: Any, name: str, *, mask: bool = False) -> np.ndarray[Any, Any] | None:
     if value is None:
         return None
     if isinstance(value, str):
         value = _json(value, value)
     if not isinstance(value, list | tuple | np.ndarray):
         raise BadRow("wrong type", f"{name} is {_kind(value)}, not a list")
-    if any(isinstance(item, list | dict | str) for item in value):
+    kinds = set(map(type, value))
+    if kinds & {list, dict, str, bytes}:
         raise BadRow("wrong type", f"{name} holds lists, structs or text, not numbers")
+    if bool in kinds and len(kinds) > 1 and not (mask and kinds == {bool, int}):
+        raise BadRow("wrong type", f"{name} holds true and false among other values")
+    if Decimal in kinds:
+        value = [_undecimal(item) for item in value]
     try:
         return np.asarray(value)
     except (ValueError, OverflowError) as error:

@@ -5,6 +5,7 @@ Knows nothing of what the files hold.
 
 import glob
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from rein.drafts import draft_of
-from rein.errors import CheckpointError, DataError
+from rein.errors import CheckpointError, DataError, shown
 
 Files = str | Path | Sequence[str | Path]
 
@@ -37,8 +38,8 @@ def sources(files: Files) -> list[Source]:
     if not given:
         raise DataError("files: none given; name a .parquet, .jsonl or .json file, a glob or a folder")
     paths = [path for entry in given for path in _expand(os.path.expanduser(str(entry)))]
-    names = [path.name for path in paths]
-    return [Source(path, path.name if names.count(path.name) == 1 else str(path)) for path in paths]
+    names = Counter(path.name for path in paths)
+    return [Source(path, shown(path.name if names[path.name] == 1 else str(path), 400)) for path in paths]
 
 
 def is_parquet(source: Source) -> bool:
@@ -81,7 +82,7 @@ def atomic(path: Path) -> Iterator[Path]:
 
 def first_line(error: Exception) -> str:
     """An error of a library in one line."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return shown((str(error).splitlines() or [type(error).__name__])[0], 200)
 
 
 def _expand(entry: str) -> list[Path]:

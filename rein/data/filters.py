@@ -75,6 +75,27 @@ def usable_score(score: float | None, token_level_scores: Floats | None, *, scor
             raise BadRow("scores disagree", f"token_level_scores sum to {total:g} but score is {score:g}")
 
 
+def last_turn(response_mask: Mask) -> int:
+    """Where the last of several assistant turns begins; 0 where there is one, all of which is its own."""
+    begins = np.flatnonzero(response_mask & ~np.append(False, response_mask[:-1]))
+    return int(begins[-1]) if len(begins) > 1 else 0
+
+
+def on_turns(turn_scores: Floats, response_mask: Mask) -> Floats:
+    """token_level_scores [T]: each turn's score on its last token; a turn is a run of tokens that count."""
+    behind = np.append(response_mask[1:], False)
+    ends = np.flatnonzero(response_mask & ~behind)
+    if len(ends) != len(turn_scores):
+        raise BadRow(
+            "lengths differ", f"{len(turn_scores)} turn_scores but {len(ends)} assistant turns that count"
+        )
+    if (wrong := np.flatnonzero(~np.isfinite(turn_scores))).size:
+        raise BadRow("score not finite", f"turn_scores[{wrong[0]}] is {turn_scores[wrong[0]]:g}")
+    placed = np.zeros(len(response_mask), dtype=np.float32)
+    placed[ends] = turn_scores
+    return placed
+
+
 def counted_tokens(response_ids: Ids, stop_ids: Collection[int], pad_id: int | None) -> Mask:
     """The mask of a stored response that came without one: all of it, less padding behind its end token.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rein.config.methods import DATA_NEEDS, methods_for, needs
 from rein.config.recipe import Recipe
-from rein.errors import DataError
+from rein.errors import ConfigError, DataError, shown
 from rein.types import Trajectory
 
 
@@ -27,6 +27,25 @@ def units(rows: Sequence[Trajectory], *, paired: bool, grouped: bool) -> list[li
     if paired:
         return [[row, row + 1] for row in range(0, len(rows), 2)]
     return by_prompt(rows) if grouped else [[row] for row in range(len(rows))]
+
+
+def longest_group(recipe: Recipe, rows: Sequence[Trajectory]) -> int:
+    """Most rows that data.keep_groups holds together; 1 where it is off.
+
+    Raises ConfigError where a mini-batch has no room for them.
+    """
+    if not recipe.data.keep_groups:
+        return 1
+    group = max(by_prompt(rows), key=len)
+    most, prompt = len(group), shown(rows[group[0]].group)
+    sizes = {"actor": recipe.actor.ppo_mini_batch_size, "critic": recipe.critic.ppo_mini_batch_size}
+    for role, size in sizes.items():
+        if size is not None and most > size:
+            raise ConfigError(
+                f"{role}.ppo_mini_batch_size {size}: prompt {prompt} has {most} rows, which data.keep_groups "
+                f"holds in one mini-batch; set it to {most} or more, or write data.keep_groups=false"
+            )
+    return most
 
 
 def with_spread(rows: Sequence[Trajectory]) -> list[Trajectory]:

@@ -6,14 +6,16 @@ row of each kind means is in rows_*.py; this knows which columns a file must hav
 lacks them.
 """
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from rein.config.recipe import Data
+from rein.data import cells
 from rein.data import schemas as s
 from rein.data.files import Files, Source, sources
 from rein.data.parquet import Row, columns_of, no_rows, source_rows
-from rein.data.rejects import BadRow, Loaded, Reject, judge, write_rejects
+from rein.data.rejects import DUPLICATE, BadRow, Loaded, Reject, judge, rejects_kept, write_rejects
 from rein.data.rows_pairs import read_both, read_pair
 from rein.data.rows_prompts import Reading, read_prompt
 from rein.data.rows_sft import read_demonstration
@@ -28,20 +30,23 @@ __all__ = [
     "load_pairs",
     "load_prompts",
     "load_trajectories",
+    "rejects_kept",
     "write_rejects",
 ]
 
 Item = TypeVar("Item")
 Reader = Callable[[str, Row], list[Item | Reject]]
-Choose = Callable[
-    [Source, list[str]], tuple[set[str], Reader[Item]]
-]  # a file's columns -> those read, and how
+# A file and its columns -> the columns read, how, and what a row of the file is as rows of ours.
+Way = tuple[set[str], Reader[Item], tuple[str, ...]]
+Choose = Callable[[Source, list[str]], Way[Item]]
+ONE: tuple[str, ...] = ("",)
 
 _CONTEXT = {s.REWARD_MODEL, s.GROUND_TRUTH, s.DATA_SOURCE, s.EXTRA_INFO}
 _PROMPT_COLUMNS = {s.PROMPT, s.PROMPT_IDS, *_CONTEXT}
 _TRAJECTORY_COLUMNS = {*s.TRAJECTORIES.names, *_CONTEXT} - {s.ABILITY}
 _PAIR_COLUMNS = {s.PROMPT, s.CHOSEN, s.REJECTED, s.MARGIN, s.GROUP, *_CONTEXT}
 NAMES_SHOWN = 3
+_TOKENS = ("prompt_ids", "response_ids", "response_mask", "chosen_ids", "rejected_ids")
 
 
 def load_prompts(files: Files, encoder: Encoder, data: Data) -> Loaded[Prompt]:
@@ -90,9 +95,9 @@ def load_demonstrations(
 def prompts_reader(reading: Reading) -> Choose[Prompt]:
     """How load_prompts reads a file."""
 
-    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Prompt]]:
+    def choose(source: Source, columns: list[str]) -> Way[Prompt]:
         _need(source, columns, (s.PROMPT, s.PROMPT_IDS))
-        return _PROMPT_COLUMNS, lambda where, row: [read_prompt(where, row, reading)]
+        return _PROMPT_COLUMNS, lambda where, row: [read_prompt(where, row, reading)], ONE
 
     return choose
 
@@ -100,19 +105,22 @@ def prompts_reader(reading: Reading) -> Choose[Prompt]:
 def trajectories_reader(reading: Reading, *, scored: bool, ranked: bool) -> Choose[Trajectory]:
     """How load_trajectories reads a file."""
 
-    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Trajectory]]:
+    def choose(source: Source, columns: list[str]) -> Way[Trajectory]:
         pairs = {s.CHOSEN, s.REJECTED} <= set(columns)
         if not pairs:
             rollout = "add rollout to `stages`, or give a file that has responses"
             _need(source, columns, (s.RESPONSE, s.RESPONSE_IDS), rollout)
             _need(source, columns, (s.PROMPT, s.PROMPT_IDS))
         if scored and not (pairs and ranked):
-            _need(source, columns, (s.SCORE, s.TOKEN_LEVEL_SCORES), "add score to `stages`, or store scores")
+            scores = s.SCORE, s.TOKEN_LEVEL_SCORES, s.TURN_SCORES
+            _need(source, columns, scores, "add score to `stages`, or store scores")
         if reading.data.behavior == "stored":
             _need(source, columns, (s.BEHAVIOR_LOG_PROBS,), "or set data.behavior=unknown")
         if pairs:
-            return _PAIR_COLUMNS, lambda where, row: read_both(where, row, reading, ranked=ranked)
-        return _TRAJECTORY_COLUMNS, lambda where, row: [read_trajectory(where, row, reading, scored=scored)]
+            both = f" {s.CHOSEN}", f" {s.REJECTED}"
+            return _PAIR_COLUMNS, lambda where, row: read_both(where, row, reading, ranked=ranked), both
+        wanted = _TRAJECTORY_COLUMNS
+        return wanted, lambda where, row: [read_trajectory(where, row, reading, scored=scored)], ONE
 
     return choose
 
@@ -120,10 +128,10 @@ def trajectories_reader(reading: Reading, *, scored: bool, ranked: bool) -> Choo
 def pairs_reader(reading: Reading) -> Choose[PreferencePair]:
     """How load_pairs reads a file."""
 
-    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[PreferencePair]]:
+    def choose(source: Source, columns: list[str]) -> Way[PreferencePair]:
         _need(source, columns, (s.CHOSEN,))
         _need(source, columns, (s.REJECTED,))
-        return _PAIR_COLUMNS, lambda where, row: [read_pair(where, row, reading)]
+        return _PAIR_COLUMNS, lambda where, row: [read_pair(where, row, reading)], ONE
 
     return choose
 
@@ -132,37 +140,45 @@ def demonstrations_reader(reading: Reading, prompt_key: str, response_key: str) 
     """How load_demonstrations reads a file."""
     roots = {prompt_key, prompt_key.partition(".")[0], response_key, response_key.partition(".")[0]}
 
-    def choose(source: Source, columns: list[str]) -> tuple[set[str], Reader[Demonstration]]:
+    def choose(source: Source, columns: list[str]) -> Way[Demonstration]:
         if s.MESSAGES not in columns and not (response_key == s.RESPONSE and s.RESPONSE_IDS in columns):
             for key, name in ((prompt_key, "sft.prompt_key"), (response_key, "sft.response_key")):
                 root = key if key in columns else key.partition(".")[0]
                 _need(source, columns, (root,), f"or set {name} to the column to use")
         wanted = {*roots, s.MESSAGES, s.PROMPT, s.PROMPT_IDS, s.RESPONSE_IDS, s.RESPONSE_MASK}
-        return wanted, lambda where, row: [
-            read_demonstration(where, row, reading, prompt_key=prompt_key, response_key=response_key)
-        ]
+        keys = {"prompt_key": prompt_key, "response_key": response_key}
+        return wanted, lambda where, row: [read_demonstration(where, row, reading, **keys)], ONE
 
     return choose
 
 
-def stream(found: list[Source], choose: Choose[Item]) -> Iterator[Item | Reject]:
+def stream(
+    found: list[Source], choose: Choose[Item], *, drop_duplicates: bool = False
+) -> Iterator[Item | Reject]:
     """Every row as what it is or why it cannot be used, in the files' order, a row group at a time."""
+    seen: dict[bytes, str] = {}
     for source in found:
         columns, unreadable = columns_of(source), list[Reject]()
         if not columns:  # JSON without a single object: each row says so itself
             columns = [s.PROMPT, s.RESPONSE, s.CHOSEN, s.REJECTED, s.MESSAGES]
-        wanted, read = choose(source, columns)
+        wanted, read, sides = choose(source, columns)
 
-        def bad(where: str, reason: str, into: list[Reject] = unreadable) -> None:
-            into.append(Reject(where, reason, "unreadable"))
+        def bad(
+            where: str, reason: str, into: list[Reject] = unreadable, sides: tuple[str, ...] = sides
+        ) -> None:
+            into.extend(Reject(f"{where}{side}", reason, "unreadable") for side in sides)
 
         for where, row in source_rows(source, wanted, bad):
             yield from unreadable
             unreadable.clear()
             try:
-                items = read(where, row)
+                items = read(where, {name: cells.decoded(value) for name, value in row.items()})
             except BadRow as wrong:
                 items = [Reject(where, wrong.reason, wrong.kind)]
+            first = seen.setdefault(_tokens(items), where) if drop_duplicates else where
+            if first != where and not any(isinstance(item, Reject) for item in items):
+                reason = f"the same tokens as {first}"
+                items = [Reject(f"{where}{side}", reason, DUPLICATE) for side in sides]
             yield from items
         yield from unreadable
 
@@ -170,7 +186,7 @@ def stream(found: list[Source], choose: Choose[Item]) -> Iterator[Item | Reject]
 def _collect(files: Files, reading: Reading, choose: Choose[Item]) -> Loaded[Item]:
     found = sources(files)
     loaded = Loaded[Item]([], [], 0)
-    for item in stream(found, choose):
+    for item in stream(found, choose, drop_duplicates=reading.data.drop_duplicates):
         if isinstance(item, Reject):
             loaded.rejects.append(item)
         else:
@@ -191,6 +207,16 @@ def _collect(files: Files, reading: Reading, choose: Choose[Item]) -> Loaded[Ite
         if count:
             loaded.notes.append(f"{names}: {count} of {loaded.total} rows: {what}")
     return loaded
+
+
+def _tokens(items: Sequence[object]) -> bytes:
+    """What is read of a row of a file, as a hash."""
+    digest = hashlib.blake2b(digest_size=16)
+    for item in items:
+        for name in _TOKENS:
+            part = getattr(item, name, None)
+            digest.update(b"-" if part is None else len(part).to_bytes(8, "little") + part.tobytes())
+    return digest.digest()
 
 
 def _need(source: Source, columns: list[str], any_of: tuple[str, ...], do: str = "") -> None:

@@ -8,22 +8,26 @@ writers of Arrow tables put where a row had no such key. Knows nothing of what t
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date, time, timedelta
+from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rein.data import schemas
+from rein.data.arrow_types import in_microseconds, is_text
 from rein.data.files import Files, Source, atomic, first_line, is_parquet, sources
 from rein.data.json_rows import json_values
-from rein.errors import DataError
+from rein.errors import DataError, shown
 
 Row = dict[str, Any]
 Bad = Callable[[str, str], None]  # told (where, reason) of what is no row
 
-BATCH_ROWS = 1024
+BATCH_ROWS, BATCH_BYTES = 1024, 16 * 2**20  # read at a time: fewer rows where they are long
 GROUP_ROWS = 8192
 BUFFER_BYTES = 1 << 20  # read at a time of a column; pre-buffering would hold the whole file in the end
 SNIFFED_ROWS = 100  # JSON rows looked at for the names of columns
@@ -95,20 +99,24 @@ def read_batches(
     with _opened(source) as file:
         wanted = [name for name in file.schema_arrow.names if columns is None or name in columns]
         as_json = [name for name in _json_columns(file) if name in wanted]
-        rows = BATCH_ROWS if batch_bytes is None else _rows_within(file, set(wanted), batch_bytes)
+        rows = _rows_at_once(file) if batch_bytes is None else _rows_within(file, set(wanted), batch_bytes)
         batches, first = file.iter_batches(batch_size=rows, columns=wanted), 0
         while True:
             try:
-                batch = next(batches, None)
+                batch = in_microseconds(next(batches, None))
             except _UNREADABLE as error:
                 what = first_line(error)
                 raise DataError(
                     f"{source.name} row {first}: cannot be read ({what}); write it anew"
                 ) from error
             if batch is None:
-                return
+                break
             yield first, batch, as_json
             first += batch.num_rows
+        if first != file.metadata.num_rows:
+            raise DataError(
+                f"{source.name}: {first} rows where its footer says {file.metadata.num_rows}; write it anew"
+            )
 
 
 def batch_rows(
@@ -116,16 +124,16 @@ def batch_rows(
 ) -> Iterator[tuple[str, Row]]:
     """A batch's rows, with their numbers in the file."""
     try:
-        rows = batch.to_pylist()
-    except _UNREADABLE:
+        rows = batch.to_pylist(maps_as_pydicts="strict")
+    except (*_UNREADABLE, KeyError):
         rows = [None] * batch.num_rows  # read one at a time below, to find the one that cannot be
     for index, (number, row) in enumerate(zip(numbers, rows, strict=True)):
         where = f"{source.name} row {number}"
         try:
-            row = batch.slice(index, 1).to_pylist()[0] if row is None else row
+            row = batch.slice(index, 1).to_pylist(maps_as_pydicts="strict")[0] if row is None else row
             for name in as_json:
                 row[name] = None if row[name] is None else json.loads(row[name])
-        except (*_UNREADABLE, TypeError, RecursionError) as error:
+        except (*_UNREADABLE, TypeError, KeyError, RecursionError) as error:
             bad(where, f"cannot be read ({first_line(error)})")
             continue
         yield where, clean_row(row)
@@ -210,14 +218,21 @@ def _opened(source: Source) -> Iterator[pq.ParquetFile]:
     with file:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise DataError(f"{source.name}: two columns are called `{twice[0]}`; rename one")
+            raise DataError(f"{source.name}: two columns are called `{shown(twice[0])}`; rename one")
         written = (file.schema_arrow.metadata or {}).get(schemas.SCHEMA_KEY, b"").decode(errors="replace")
         version = written.rpartition("/")[2]
         if version.isdecimal() and int(version) > schemas.VERSION:
             raise DataError(
-                f"{source.name}: written by a newer Rein (schema {written}); upgrade Rein to read it"
+                f"{source.name}: written by a newer Rein (schema {shown(written)}); upgrade Rein to read it"
             )
         yield file
+
+
+def _rows_at_once(file: pq.ParquetFile) -> int:
+    """How many rows are decoded together: as Python's lists they take many times their bytes in the file."""
+    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+    longest = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=1)
+    return min(BATCH_ROWS, max(1, BATCH_BYTES // max(longest, 1)))
 
 
 def _json_columns(file: pq.ParquetFile) -> list[str]:
@@ -225,7 +240,8 @@ def _json_columns(file: pq.ParquetFile) -> list[str]:
         names = json.loads((file.schema_arrow.metadata or {}).get(schemas.JSON_KEY, b"[]"))
     except ValueError:
         return []  # a damaged note: the columns are then read as the text they are
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    texts = {field.name for field in file.schema_arrow if is_text(field.type)}
+    return [name for name in names if name in texts] if isinstance(names, list) else []
 
 
 def _rows_within(file: pq.ParquetFile, wanted: set[str], size: int) -> int:
@@ -278,7 +294,7 @@ def _array(file: str, field: pa.Field, rows: list[Mapping[str, Any]], *, as_json
     except _UNWRITABLE as error:
         what = first_line(error)
         raise DataError(
-            f"{file}: column `{field.name}` cannot be written ({what}); mend its values"
+            f"{file}: column `{shown(field.name)}` cannot be written ({what}); mend its values"
         ) from error
 
 
@@ -287,4 +303,6 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, date | time | timedelta | Decimal | UUID):
+        return str(value)
     raise TypeError(f"a {type(value).__name__} has no JSON form")

@@ -12,7 +12,7 @@ import numpy as np
 from rein.data import cells, filters, schemas
 from rein.data.parquet import Row
 from rein.data.rejects import BadRow, Reject
-from rein.data.rows_prompts import Reading, answerable, context_of, group_of
+from rein.data.rows_prompts import Reading, answerable, context_of, fitted, group_of
 from rein.data.rows_trajectories import response_turns
 from rein.data.tokenize import ASSISTANT
 from rein.types import Ids, Mask, Message, PreferencePair, Trajectory
@@ -23,7 +23,7 @@ Answer = list[Message]
 def read_pair(where: str, row: Row, reading: Reading) -> PreferencePair:
     """A row of a preferences file."""
     prompt, chosen, rejected = _parts(row, reading)
-    prompt_ids = reading.encoder.prompt_ids(prompt)
+    prompt_ids = fitted(reading.encoder.prompt_ids(prompt), reading)
     sides = []
     for name, answer in ((schemas.CHOSEN, chosen), (schemas.REJECTED, rejected)):
         ids, text, _ = _side(prompt, prompt_ids, answer, name, reading)
@@ -48,6 +48,7 @@ def read_both(where: str, row: Row, reading: Reading, *, ranked: bool = False) -
         prompt_ids = reading.encoder.prompt_ids(prompt)
         truth, source, extra = context_of(row)
         group = group_of(row, prompt, prompt_ids)
+        prompt_ids = fitted(prompt_ids, reading)
     except BadRow as bad:
         return [
             Reject(f"{where} {name}", bad.reason, bad.kind) for name in (schemas.CHOSEN, schemas.REJECTED)

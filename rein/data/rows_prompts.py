@@ -30,6 +30,7 @@ class Reading:
 def read_prompt(where: str, row: Row, reading: Reading) -> Prompt:
     """A row of a prompts file."""
     messages, prompt_ids = prompt_of(row, reading)
+    prompt_ids = fitted(prompt_ids, reading)
     filters.within_limits(prompt_ids, None, reading.data.max_prompt_length, reading.data.max_response_length)
     truth, source, extra = context_of(row)
     return Prompt(where, messages, prompt_ids, truth, source, extra)
@@ -46,6 +47,15 @@ def prompt_of(row: Row, reading: Reading) -> tuple[list[Message] | str, Ids]:
         return encoder.decode_prompt(stored), stored
     messages = encoder.normal(answerable(cells.messages_or_text(value, schemas.PROMPT)))
     return messages, encoder.prompt_ids(messages) if stored is None else stored
+
+
+def fitted(prompt_ids: Ids, reading: Reading) -> Ids:
+    """The prompt's ids within data.max_prompt_length, where data.truncation names the side to cut."""
+    size, side = reading.data.max_prompt_length, reading.data.truncation
+    if len(prompt_ids) <= size or side not in ("left", "right"):
+        return prompt_ids
+    reading.noticed[f"the prompt is cut on the {side} to data.max_prompt_length {size}"] += 1
+    return reading.encoder.cut(prompt_ids, size, side)
 
 
 def answerable(prompt: list[Message] | str) -> list[Message] | str:

@@ -5,7 +5,7 @@ import numpy as np
 from rein.data import cells, filters, schemas
 from rein.data.parquet import Row
 from rein.data.rejects import BadRow
-from rein.data.rows_prompts import Reading, answerable, prompt_of
+from rein.data.rows_prompts import Reading, answerable, fitted, prompt_of
 from rein.types import Demonstration, Ids, Mask
 
 
@@ -19,6 +19,7 @@ def read_demonstration(
         prompt_ids, ids, mask = _chat(row, reading)
     else:
         prompt_ids, ids, mask = _two_texts(row, reading, prompt_key, response_key)
+    prompt_ids = fitted(prompt_ids, reading)
     filters.within_limits(prompt_ids, ids, reading.data.max_prompt_length, reading.data.max_response_length)
     filters.counts_a_token(mask)
     return Demonstration(where, prompt_ids, ids, mask)

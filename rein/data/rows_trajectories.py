@@ -11,7 +11,7 @@ import numpy as np
 from rein.data import cells, filters, schemas
 from rein.data.parquet import Row
 from rein.data.rejects import BadRow
-from rein.data.rows_prompts import Reading, context_of, group_of, prompt_of
+from rein.data.rows_prompts import Reading, context_of, fitted, group_of, prompt_of
 from rein.types import Floats, Ids, Mask, Message, Trajectory
 
 # What engines and servers write for the two ways a response ends.
@@ -25,6 +25,7 @@ GREEDY = "temperature is 0: 1.0 is used and the stored log-probs are left out, b
 LOOSE_LOG_PROBS = (
     "log-probs are stored without response_ids and belong to no token: left out, behavior unknown"
 )
+CUT_PROMPT = "the stored log-probs follow the whole prompt, which is cut: left out, behavior unknown"
 NO_LOG_PROBS = "behavior_log_probs are not stored: behavior unknown"
 CUT_SAMPLING = (
     "top_p is below 1: the stored log-probs may be of the cut distribution, not of the full softmax"
@@ -35,14 +36,15 @@ ODD_FINISH = "finish_reason is neither stop nor length: no end token is added"
 
 def read_trajectory(where: str, row: Row, reading: Reading, *, scored: bool) -> Trajectory:
     """A row of a trajectories file; with `scored`, one that has a score."""
-    messages, prompt_ids = prompt_of(row, reading)
+    messages, whole = prompt_of(row, reading)
+    prompt_ids = fitted(whole, reading)
     finish = _finish_reason(row, reading)
     ids, text, mask = _response(row, messages, finish, reading)
     filters.within_limits(prompt_ids, ids, reading.data.max_prompt_length, reading.data.max_response_length)
     filters.counts_a_token(mask)
     if not finish and int(ids[np.flatnonzero(mask)[-1]]) in reading.encoder.stop_ids:
         finish = "stop"
-    score, token_level_scores = _scores(row, ids, scored=scored)
+    score, token_level_scores = _scores(row, ids, mask, scored=scored)
     temperature, greedy = _temperature(row, reading)
     truth, source, extra = context_of(row)
     return Trajectory(
@@ -52,14 +54,16 @@ def read_trajectory(where: str, row: Row, reading: Reading, *, scored: bool) -> 
         response_ids=ids,
         response_mask=mask,
         response=text,
-        behavior_log_probs=_behavior(row, ids, mask, reading, greedy=greedy),
+        behavior_log_probs=_behavior(
+            row, ids, mask, reading, greedy=greedy, cut=len(prompt_ids) < len(whole)
+        ),
         score=score,
         token_level_scores=token_level_scores,
         baseline_score=_baseline(row),
         finish_reason=finish,
         temperature=temperature,
         top_p=_top_p(row),
-        group=group_of(row, messages, prompt_ids),
+        group=group_of(row, messages, whole),
         behavior_policy=cells.label(row.get(schemas.BEHAVIOR_POLICY), schemas.BEHAVIOR_POLICY),
         policy_version=_version(row),
         ground_truth=truth,
@@ -71,7 +75,7 @@ def read_trajectory(where: str, row: Row, reading: Reading, *, scored: bool) -> 
 def _response(
     row: Row, messages: list[Message] | str, finish: str, reading: Reading
 ) -> tuple[Ids, str, Mask]:
-    """Ids, text without end token, and mask of the response."""
+    """Ids, text of the last turn without its end token, and mask of the response."""
     encoder = reading.encoder
     stored = cells.ids(row.get(schemas.RESPONSE_IDS), schemas.RESPONSE_IDS, encoder.vocab_size)
     mask = cells.mask(row.get(schemas.RESPONSE_MASK), schemas.RESPONSE_MASK)
@@ -80,7 +84,7 @@ def _response(
             mask = filters.counted_tokens(stored, encoder.stop_ids, encoder.pad_id)
             reading.noticed[PADDED] += not mask.all()
         filters.same_length(stored, mask, schemas.RESPONSE_MASK)
-        return stored, encoder.decode_response(stored), mask
+        return stored, encoder.decode_response(stored[filters.last_turn(mask) :]), mask
     if mask is not None:
         raise BadRow("no response_ids", "response_mask needs response_ids to belong to")
     value = row.get(schemas.RESPONSE)
@@ -129,7 +133,10 @@ def _without_end(response: str, ids: Ids, reading: Reading) -> str:
 
 
 def _finish_reason(row: Row, reading: Reading) -> str:
-    stored = cells.label(row.get(schemas.FINISH_REASON), schemas.FINISH_REASON).lower()
+    value = row.get(schemas.FINISH_REASON)
+    if isinstance(value, dict):  # SGLang's {"type": "stop", "matched": 2}
+        value = value.get("type")
+    stored = cells.label(value, schemas.FINISH_REASON).lower()
     if stored in FINISHED:
         return "stop"
     if stored in CUT_OFF:
@@ -138,10 +145,15 @@ def _finish_reason(row: Row, reading: Reading) -> str:
     return stored
 
 
-def _scores(row: Row, ids: Ids, *, scored: bool) -> tuple[float | None, Floats | None]:
+def _scores(row: Row, ids: Ids, mask: Mask, *, scored: bool) -> tuple[float | None, Floats | None]:
     score = cells.number(row.get(schemas.SCORE), schemas.SCORE)
     placed = cells.floats(row.get(schemas.TOKEN_LEVEL_SCORES), schemas.TOKEN_LEVEL_SCORES)
-    if placed is not None:
+    turns = cells.floats(row.get(schemas.TURN_SCORES), schemas.TURN_SCORES)
+    if turns is not None:
+        if placed is not None:
+            raise BadRow("scores disagree", "token_level_scores and turn_scores are both there; keep one")
+        placed = filters.on_turns(turns, mask)
+    elif placed is not None:
         if row.get(schemas.RESPONSE_IDS) is None:
             raise BadRow("no response_ids", "token_level_scores need response_ids to belong to")
         filters.same_length(ids, placed, schemas.TOKEN_LEVEL_SCORES)
@@ -183,7 +195,7 @@ def _version(row: Row) -> int:
     return int(stored or 0)
 
 
-def _behavior(row: Row, ids: Ids, mask: Mask, reading: Reading, *, greedy: bool) -> Floats | None:
+def _behavior(row: Row, ids: Ids, mask: Mask, reading: Reading, *, greedy: bool, cut: bool) -> Floats | None:
     """The behavior policy's log-probs, or None where they are unknown or data.behavior says so."""
     name, asked = schemas.BEHAVIOR_LOG_PROBS, reading.data.behavior
     if asked == "recomputed" and greedy:
@@ -202,8 +214,8 @@ def _behavior(row: Row, ids: Ids, mask: Mask, reading: Reading, *, greedy: bool)
         reading.noticed[LOOSE_LOG_PROBS] += 1
         return None
     filters.same_length(ids, stored, name)
-    if greedy:
-        reading.noticed[GREEDY] += 1
+    if greedy or cut:
+        reading.noticed[GREEDY if greedy else CUT_PROMPT] += 1
         return None
     reading.noticed[CUT_SAMPLING] += _top_p(row) < 1
     return filters.usable_log_probs(stored, mask, name)

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import pyarrow as pa
 
-from rein.errors import DataError
+from rein.errors import DataError, shown
 from rein.types import Trajectory
 
 Kind = Literal["prompts", "trajectories", "preferences", "sft"]
@@ -34,6 +34,7 @@ RESPONSE_MASK: Final = "response_mask"
 BEHAVIOR_LOG_PROBS: Final = "behavior_log_probs"
 SCORE: Final = "score"
 TOKEN_LEVEL_SCORES: Final = "token_level_scores"
+TURN_SCORES: Final = "turn_scores"  # one number for each assistant turn of the response, on its last token
 BASELINE_SCORE: Final = "baseline_score"
 FINISH_REASON: Final = "finish_reason"
 TEMPERATURE: Final = "temperature"
@@ -45,6 +46,7 @@ CHOSEN: Final = "chosen"
 REJECTED: Final = "rejected"
 MARGIN: Final = "margin"
 MESSAGES: Final = "messages"
+NAMES_SHOWN: Final = 30
 ROW_KEY: Final = "row_key"
 VALUES: Final = "values"
 
@@ -76,6 +78,7 @@ TRAJECTORIES: Final = _schema(
         pa.field(BEHAVIOR_LOG_PROBS, pa.list_(pa.float32())),
         pa.field(SCORE, pa.float64()),
         pa.field(TOKEN_LEVEL_SCORES, pa.list_(pa.float32())),
+        pa.field(TURN_SCORES, pa.list_(pa.float32())),
         pa.field(BASELINE_SCORE, pa.float64()),
         pa.field(FINISH_REASON, pa.string()),
         pa.field(TEMPERATURE, pa.float64()),
@@ -105,6 +108,7 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
         "behaviour_log_probs",
     ),
     SCORE: ("reward", "rewards", "acc", "is_correct", "seq_level_scores"),
+    TURN_SCORES: ("turn_rewards", "step_rewards", "turn_level_rewards"),
     CHOSEN: ("preferred", "accepted", "response_chosen"),
     REJECTED: ("dispreferred", "response_rejected"),
     MESSAGES: ("conversations", "conversation"),
@@ -126,7 +130,7 @@ def kind_of(column_names: Iterable[str]) -> Kind:
     if PROMPT in names:
         return "prompts"
     raise DataError(
-        f"columns {', '.join(sorted(names)) or '(none)'}: no prompts, trajectories, preferences or sft; "
+        f"columns {_listed(sorted(names)) or '(none)'}: no prompts, trajectories, preferences or sft; "
         f"{suggest(PROMPT, names)}"
     )
 
@@ -137,13 +141,20 @@ def suggest(column: str, present: Iterable[str]) -> str:
     known = next((name for name in ALIASES.get(column, ()) if name in names), None)
     close = [known] if known else get_close_matches(column, names, n=1, cutoff=0.6)
     if close:
-        return f"did you mean `{close[0]}`? rename it to `{column}`"
-    return f"it has {', '.join(names) or 'no columns'}"
+        return f"did you mean `{shown(close[0])}`? rename it to `{column}`"
+    return f"it has {_listed(names) or 'no columns'}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [f"{len(names) - NAMES_SHOWN} more"] if len(names) > NAMES_SHOWN else []
+    return ", ".join([*(shown(name) or "(no name)" for name in names[:NAMES_SHOWN]), *more])
 
 
 def missing(where: str, column: str, present: Iterable[str], do: str = "") -> DataError:
     """The error for a column that is not there: `where: no column X; did you mean Y?`"""
-    return DataError(f"{where}: no column `{column}`; {suggest(column, present)}" + (f"; {do}" if do else ""))
+    return DataError(
+        f"{where}: no column `{shown(column)}`; {suggest(column, present)}" + (f"; {do}" if do else "")
+    )
 
 
 def trajectory_row(row: Trajectory) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rein.data.files import first_line
-from rein.data.rejects import BadRow
+from rein.data.rejects import LIMIT_KINDS, BadRow
 from rein.errors import ConfigError
 from rein.protocols import Tokenizer
 from rein.types import Ids, Mask, Message
@@ -54,6 +54,7 @@ class Encoder:
         self.untrained_turns = 0  # assistant turns that conversation() left out of the loss
         self._prefix = self._bos_prefix()
         self._end_id: int | None = None
+        self._ends: list[list[int]] | None = None
 
     @property
     def pad_id(self) -> int | None:
@@ -91,6 +92,22 @@ class Encoder:
         if end is None and finished:
             end = self.end_id
         return _ids(body if end is None else [*body, end])
+
+    def cut(self, prompt_ids: Ids, size: int, side: str) -> Ids:
+        """A prompt cut to `size` tokens on the named side; its BOS, and what the template writes behind the
+        last message with the generation marker, stay. Raises BadRow where these alone are longer.
+        """
+        ids, bos = prompt_ids.tolist(), self.tokenizer.bos_token_id
+        begin = ids[:1] if bos is not None and ids[0] == bos and ids.count(bos) == 1 else []
+        end = next((end for end in self._endings() if end and ids[-len(end) :] == end), [])
+        room = size - len(begin) - len(end)
+        if room < 0 or (side == "right" and not room):
+            fixed = len(begin) + len(end)
+            raise BadRow(
+                LIMIT_KINDS[0], f"the prompt cannot be cut to {size} tokens: {fixed} are the template's"
+            )
+        body = ids[len(begin) : len(ids) - len(end)]
+        return _ids([*begin, *(body[:room] if side == "right" else body[len(body) - room :]), *end])
 
     def conversation(self, messages: list[Message], context: int = 0) -> tuple[Ids, Ids, Mask]:
         """Prompt ids, response ids and mask of a chat: every assistant turn, its end token included, is True.
@@ -133,14 +150,35 @@ class Encoder:
 
     def fingerprint(self) -> str:
         """SHA-256 of what decides ids: vocabulary and rules, template, its use, special and stop ids."""
+        return _hash(self.marks())
+
+    def marks(self) -> dict[str, str]:
+        """The same in three parts, so that what changed can be named."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
             rules: Any = sorted(self.tokenizer.get_vocab().items())  # type: ignore[attr-defined]
         else:
             rules = json.loads(backend.to_str()) | {"truncation": None, "padding": None}  # state of calls
-        special = [self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id]
-        parts = [rules, self.tokenizer.chat_template, self.chat, special, sorted(self.stop_ids)]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+        special = [self.tokenizer.bos_token_id, self.tokenizer.eos_token_id]  # PAD decides no id
+        return {
+            "tokenizer": _hash([rules, special]),
+            "chat_template": _hash([self.tokenizer.chat_template, self.chat]),
+            "stop_ids": _hash(sorted(self.stop_ids)),
+        }
+
+    def _endings(self) -> list[list[int]]:
+        """What the template writes behind a user turn, and the generation marker alone; longest first."""
+        if not self.chat:
+            return []
+        if self._ends is None:
+            self._ends = []
+            with suppress(BadRow):  # a template that refuses the probe says nothing about the end
+                asked = [self._render([{"role": "user", "content": text}], marker=True) for text in "ab"]
+                same = [one == other for one, other in zip(*(reversed(ids) for ids in asked), strict=False)]
+                size = same.index(False) if False in same else 0
+                bare = self._render([{"role": "user", "content": "a"}], marker=False)
+                self._ends = [asked[0][len(asked[0]) - size :], asked[0][len(bare) :]]
+        return self._ends
 
     def _whole_spans(
         self, messages: list[Message], turns: list[int]
@@ -240,6 +278,10 @@ class Encoder:
                 if end is not None:
                     return end
         return eos if eos is not None and eos in self.stop_ids else min(self.stop_ids)
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _ids(values: Sequence[int]) -> Ids:

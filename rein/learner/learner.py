@@ -7,7 +7,7 @@ guards or snapshots; its state is plain tensors and JSON.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rein.config.recipe import Recipe
-from rein.data.batches import micro_batches
+from rein.data.batches import chunks, even_cuts, micro_batches, mini_batch_count
 from rein.data.mixing import Mixing
 from rein.functional.kl import EXACT_KINDS, adaptive_kl_coef, moving_average_kl
 from rein.functional.losses.dpo import PAIR_LOSSES
@@ -45,7 +45,9 @@ class Learner:
         critic_steps: int,
         demonstrations: Mixing | None = None,
         reference: Reference | None = None,  # for a KL loss over the vocabulary
+        longest_group: int = 1,  # most rows of a batch that a mini-batch must hold together
     ) -> None:
+        self.longest_group = longest_group
         self.recipe, self.mesh = recipe, mesh
         self.actor, self.critic = actor, critic
         self.imitation = Imitation(recipe, actor, mesh, demonstrations) if demonstrations else None
@@ -66,30 +68,41 @@ class Learner:
             )
         self._grad_norms: dict[str, float] = {}
 
-    def updates(self, rows: int, batch: int) -> list[Update]:
+    def updates(self, rows: int, batch: int, together: Sequence[Sequence[int]] | None = None) -> list[Update]:
         """The plan for a batch of `rows`: the critic's epochs, then the actor's, each in its mini-batches.
 
-        A function of the seed and the batch's number alone, so a resumed run makes the same plan.
+        A function of the data seed and the batch's number alone, so a resumed run makes the same plan. Rows
+        that `together` lists with each other are in one mini-batch; sizes then differ a little.
         """
         plan: list[Update] = []
         for role in ("critic", "actor"):
             if role not in self.optimizers:
                 continue
             for epoch in range(epochs_of(self.recipe, role)):
-                order = self._order(rows, role, batch, epoch)
-                size = mini_batch_size(self.recipe, role)
-                for begin in range(0, rows, size):
-                    plan.append(Update(role, tuple(order[begin : begin + size]), len(plan)))
+                size, generator = mini_batch_size(self.recipe, role), self._generator(role, batch, epoch)
+                if together is None:
+                    parts = chunks(self._order(rows, generator), size)
+                else:
+                    order = self._shuffled(len(together), generator)
+                    count = mini_batch_count(rows, size, self.longest_group)
+                    parts = even_cuts([together[i] for i in order], count)
+                plan += [Update(role, tuple(part), len(plan) + i) for i, part in enumerate(parts)]
         return plan
 
-    def _order(self, rows: int, role: str, batch: int, epoch: int) -> list[int]:
+    def _generator(self, role: str, batch: int, epoch: int) -> torch.Generator:
+        seed = derive(self.recipe.data_seed, "updates", role, batch, epoch)
+        return torch.Generator().manual_seed(seed)
+
+    def _shuffled(self, count: int, generator: torch.Generator) -> list[int]:
         if not self.recipe.actor.shuffle:
-            return list(range(rows))
-        generator = torch.Generator().manual_seed(derive(self.recipe.seed, "updates", role, batch, epoch))
+            return list(range(count))
+        return torch.randperm(count, generator=generator).tolist()
+
+    def _order(self, rows: int, generator: torch.Generator) -> list[int]:
         if self.paired:
-            pairs = torch.randperm(rows // 2, generator=generator).tolist()
+            pairs = self._shuffled(rows // 2, generator)
             return [row for pair in pairs for row in (2 * pair, 2 * pair + 1)]
-        return torch.randperm(rows, generator=generator).tolist()
+        return self._shuffled(rows, generator)
 
     def backward(self, update: Update, experience: Experience) -> Metrics:
         """Gradients of one mini-batch over all its micro-batches, and its metrics; weights untouched."""
@@ -221,7 +234,8 @@ def epochs_of(recipe: Recipe, role: str) -> int:
     return own or recipe.actor.ppo_epochs
 
 
-def optimizer_steps(recipe: Recipe, role: str, batches: Mapping[int, int]) -> int:
+def optimizer_steps(recipe: Recipe, role: str, batches: Mapping[int, int], longest_group: int = 1) -> int:
     """Optimizer steps of a role over so many batches of each size; a short last mini-batch is a step."""
     size = mini_batch_size(recipe, role)
-    return sum(-(-rows // size) * count for rows, count in batches.items()) * epochs_of(recipe, role)
+    steps = sum(mini_batch_count(rows, size, longest_group) * count for rows, count in batches.items())
+    return steps * epochs_of(recipe, role)

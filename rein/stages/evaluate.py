@@ -17,10 +17,9 @@ import torch
 from rein.config import paths
 from rein.config.load import write_json
 from rein.config.recipe import Recipe
-from rein.data.loader import Reject, load_prompts, write_rejects
+from rein.data.loader import Reject, load_prompts, rejects_kept, write_rejects
 from rein.data.parquet import write_rows
 from rein.data.schemas import FREE_KEY
-from rein.data.tokenize import Encoder
 from rein.engines.hf import HfEngine
 from rein.errors import DataError
 from rein.functional.statistics import RESAMPLES, paired_bootstrap, pass_at_k, wilson
@@ -29,6 +28,7 @@ from rein.protocols import Reward
 from rein.rewards import build, uses_model
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
+from rein.stages.tokens import FACT, compared, encoder_of
 from rein.tracking.console import Console
 from rein.types import Trajectory
 from rein.validator import answer, scored, shape
@@ -68,7 +68,15 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         "after": recipe.evaluate.after or paths.trained_actor(recipe),
     }
     rejects: dict[str, Reject] = {}
-    sides = {name: _answers(recipe, console, name, path, rejects) for name, path in models.items()}
+    beyond, marks = set[str](), dict[str, dict[str, str]]()
+    sides = {
+        name: _answers(recipe, console, name, path, rejects, beyond, marks) for name, path in models.items()
+    }
+    if changed := [what for what, mark in marks["before"].items() if marks["after"][what] != mark]:
+        console.say(
+            f"warning: evaluate.before and evaluate.after differ in {' and '.join(changed)}, so they do not "
+            "answer the same tokens; give both folders the same tokenizer files"
+        )
     before, after = (_judged(sides[name], reward) for name in models)
     if scorer is not None:
         scorer.keep()
@@ -96,28 +104,40 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         f"evaluate: {evaluation['before']['score']:.4g} before, {evaluation['after']['score']:.4g} after, "
         f"lift {evaluation['lift']:+.4g} (95 % [{low:+.4g}, {high:+.4g}]) on {len(before)} prompts"
     )
-    counts = {"in": len(before) + len(rejects), "rejected": len(rejects), "judged": len(before)}
-    return {"rows": counts, **evaluation}
+    beyond -= rejects.keys()
+    counts = {"in": len(before) + len(rejects) + len(beyond), "rejected": len(rejects)}
+    counts |= ({"beyond_max_prompts": len(beyond)} if beyond else {}) | {"judged": len(before)}
+    console.say("rows: " + ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items()))
+    return {"rows": counts, **evaluation, FACT: marks["after"]}
 
 
-def _answers(recipe: Recipe, console: Console, name: str, path: str, rejects: dict[str, Reject]) -> Side:
-    """A greedy and pass_k sampled answers to every prompt; the model is gone when this returns."""
+def _answers(
+    recipe: Recipe,
+    console: Console,
+    name: str,
+    path: str,
+    rejects: dict[str, Reject],
+    beyond: set[str],
+    marks: dict[str, dict[str, str]],
+) -> Side:
+    """A greedy and pass_k sampled answers to every prompt; the model is gone when this returns.
+
+    `rejects` and `beyond` are told which prompts were left out, `marks` what the ids are of.
+    """
     evaluate = recipe.evaluate
     where = f"evaluate.{name}"
     actor = load_actor(
         path, dtype=recipe.model.dtype, trust_remote_code=recipe.model.trust_remote_code, where=where
     )
-    encoder = Encoder(
-        actor.tokenizer,
-        apply_chat_template=recipe.data.apply_chat_template,
-        stop_ids=set(actor.stop_ids),
-        vocab_size=actor.vocabulary,
-    )
-    loaded = load_prompts(paths.evaluate_files(recipe), encoder, recipe.data)
+    encoder = encoder_of(actor, recipe)
+    marks[name] = compared(encoder, console, path)
+    with rejects_kept(paths.stage_dir(recipe, "evaluate") / "rejects.jsonl"):
+        loaded = load_prompts(paths.evaluate_files(recipe), encoder, recipe.data)
     for note in loaded.notes:
         console.say(f"data: {note}")
     rejects.update((reject.where, reject) for reject in loaded.rejects)
     prompts = loaded.rows[: evaluate.max_prompts]
+    beyond.update(prompt.where for prompt in loaded.rows[len(prompts) :])
     if len(prompts) < len(loaded.rows):
         console.say(
             f"evaluate: the first {len(prompts)} of {len(loaded.rows)} prompts (evaluate.max_prompts)"

@@ -16,7 +16,7 @@ import torch
 from rein.config import paths
 from rein.config.recipe import Recipe
 from rein.data.batches import epoch_order, micro_batches, over_budget_note
-from rein.data.loader import load_pairs, write_rejects
+from rein.data.loader import load_pairs, rejects_kept, write_rejects
 from rein.data.split import holdout
 from rein.data.tokenize import Encoder
 from rein.errors import ConfigError
@@ -26,6 +26,7 @@ from rein.models.reward_model import RewardModel, load_reward_model
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
 from rein.stages.supervised import LOSS_KEY, descend, forget, rows_mark
+from rein.stages.tokens import FACT, compared
 from rein.tracking.console import Console
 from rein.types import Ids, Metrics, PreferencePair
 
@@ -49,6 +50,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         stop_ids=set(stop_ids(trunk, tokenizer)),
         vocab_size=len(tokenizer),
     )
+    marks = compared(encoder, console, trunk, paths.reward_files(recipe))
     rows, held_out, counts = _load_rows(recipe, console, encoder)
     options = recipe.model.model_dump(exclude={"path"})
     model = load_reward_model(trunk, seed=derive(recipe.seed, "reward"), where="reward.path", **options)
@@ -59,7 +61,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     before = measure(model, held_out, budget)
 
     def backward(step: int) -> Metrics:
-        order = epoch_order(len(rows), recipe.seed, step // per_epoch, recipe.data.shuffle)
+        order = epoch_order(len(rows), recipe.data_seed, step // per_epoch, recipe.data.shuffle)
         begin = (step % per_epoch) * reward.batch_size
         return reward_backward(model, [rows[i] for i in order[begin : begin + reward.batch_size]], budget)
 
@@ -75,7 +77,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         settings={
             "model": recipe.model.model_dump(exclude={"path"}) | {"start": weights_hash(Path(model.path))},
             "reward": reward.model_dump(exclude={"save_freq"}),
-            "seed": recipe.seed,
+            "seed": [recipe.seed, recipe.data_seed],
             "rows": rows_mark([row.prompt_ids.tobytes() + row.chosen_ids.tobytes() for row in rows]),
         },
     )
@@ -85,7 +87,8 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     )
     model.save(folder / "model")
     forget(folder)
-    return {"rows": counts, "steps": total, "metrics": metrics, "held_out_before": before, "held_out": after}
+    facts = {"rows": counts, "steps": total, "metrics": metrics, FACT: marks}
+    return facts | {"held_out_before": before, "held_out": after}
 
 
 def _load_rows(
@@ -93,12 +96,13 @@ def _load_rows(
 ) -> tuple[list[PreferencePair], list[PreferencePair], dict[str, int]]:
     """The pairs to train on, those held out, and how many went where."""
     folder, size = paths.stage_dir(recipe, "reward"), recipe.reward.batch_size
-    loaded = load_pairs(paths.reward_files(recipe), encoder, recipe.data)
+    with rejects_kept(folder / "rejects.jsonl"):
+        loaded = load_pairs(paths.reward_files(recipe), encoder, recipe.data)
     for note in loaded.notes:
         console.say(f"data: {note}")
     folder.mkdir(parents=True, exist_ok=True)
     write_rejects(folder / "rejects.jsonl", loaded.rejects)
-    rows, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
+    rows, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.data_seed, "holdout"))
     counts = {"in": loaded.total, "rejected": len(loaded.rejects)}
     counts |= {"held_out": len(held_out), "trained": len(rows)}
     key, budget = "reward.ppo_max_token_len_per_gpu", recipe.reward.ppo_max_token_len_per_gpu

@@ -10,14 +10,16 @@ from typing import Any
 
 from rein.config import paths
 from rein.config.recipe import Recipe
-from rein.data.loader import load_prompts, write_rejects
+from rein.data.loader import load_prompts, rejects_kept, write_rejects
 from rein.data.parquet import write_rows
 from rein.data.schemas import TRAJECTORIES, trajectory_row
+from rein.data.token_marks import noted
 from rein.data.tokenize import Encoder
 from rein.engines.hf import HfEngine
 from rein.experience import in_micro_batches
 from rein.models.actor import Actor, load_actor
 from rein.runtime.seeding import derive
+from rein.stages.tokens import FACT, compared, encoder_of
 from rein.tracking.console import Console
 from rein.types import Completion, Prompt, Trajectory
 
@@ -29,20 +31,18 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     rollout, folder = recipe.rollout, paths.stage_dir(recipe, "rollout")
     policy = paths.rollout_policy(recipe)
     actor = load_actor(policy, dtype=recipe.model.dtype, trust_remote_code=recipe.model.trust_remote_code)
-    encoder = Encoder(
-        actor.tokenizer,
-        apply_chat_template=recipe.data.apply_chat_template,
-        stop_ids=set(actor.stop_ids),
-        vocab_size=actor.vocabulary,
-    )
-    loaded = load_prompts(paths.rollout_files(recipe), encoder, recipe.data)
+    encoder = encoder_of(actor, recipe)
+    marks = compared(encoder, console, policy)
+    with rejects_kept(folder / "rejects.jsonl"):
+        loaded = load_prompts(paths.rollout_files(recipe), encoder, recipe.data)
     for note in loaded.notes:
         console.say(f"data: {note}")
     prompts = loaded.rows[: rollout.max_prompts]
-    console.say(
-        f"prompts: {loaded.total} in, {len(loaded.rejects)} rejected, "
-        f"{len(prompts)} answered {rollout.n} times"
-    )
+    counts = {"in": loaded.total, "rejected": len(loaded.rejects)}
+    if beyond := len(loaded.rows) - len(prompts):
+        counts["beyond_max_prompts"] = beyond
+    said = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items())
+    console.say(f"prompts: {said}, {len(prompts)} answered {rollout.n} times")
     engine = HfEngine(
         actor.model, actor.tokenizer, actor.stop_ids, batch_size=rollout.batch_size, stop_texts=rollout.stop
     )
@@ -68,21 +68,17 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         folder / "trajectories.parquet",
         [trajectory_row(row) for row in rows],
         TRAJECTORIES,
-        {"rein.log_prob_diff_max": f"{difference:.3g}", "rein.behavior_policy": policy},
+        {"rein.log_prob_diff_max": f"{difference:.3g}", "rein.behavior_policy": policy} | noted(encoder),
     )
     stopped = sum(row.finish_reason == "stop" for row in rows)
     console.say(
         f"trajectories: {len(rows)}, {stopped} finished, log-probs reproduced within {difference:.2g}"
     )
     return {
-        "rows": {
-            "in": loaded.total,
-            "rejected": len(loaded.rejects),
-            "prompts": len(prompts),
-            "trajectories": len(rows),
-        },
+        "rows": counts | {"prompts": len(prompts), "trajectories": len(rows)},
         "finished": stopped,
         "log_prob_diff_max": difference,
+        FACT: marks,
     }
 
 

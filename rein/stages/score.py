@@ -16,15 +16,16 @@ import pyarrow as pa
 
 from rein.config import paths
 from rein.config.recipe import Recipe
-from rein.data import schemas
+from rein.data import schemas, token_marks
 from rein.data.files import sources
-from rein.data.loader import load_trajectories, write_rejects
+from rein.data.loader import load_trajectories, rejects_kept, write_rejects
 from rein.data.parquet import Row, columns_of, metadata_of, read_rows, write_rows
 from rein.data.rejects import Reject, judge
 from rein.data.tokenize import Encoder
 from rein.models.load import load_tokenizer, stop_ids
 from rein.rewards import Mix, build, part_metrics, uses_model
 from rein.scorer import CachedScorer, open_scorer
+from rein.stages.tokens import FACT, compared
 from rein.tracking.console import Console
 from rein.types import Trajectory
 
@@ -34,7 +35,7 @@ KEPT_AS_STORED = frozenset({schemas.ABILITY, schemas.BASELINE_SCORE, schemas.REW
 REPLACED = frozenset(
     {schemas.CHOSEN, schemas.REJECTED, schemas.MARGIN, schemas.MESSAGES, schemas.GROUND_TRUTH}
 )
-KEPT_NOTES = ("rein.log_prob_diff_max", "rein.behavior_policy")  # what rollout notes in its file's metadata
+KEPT_NOTES = ("rein.log_prob_diff_max", "rein.behavior_policy", token_marks.KEY)  # rollout notes them
 
 Scores = dict[str, list[float | None]]
 
@@ -47,7 +48,10 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     mix = build(recipe.score.reward, scorer=scorer)
     for note in mix.notes:
         console.say(note)
-    loaded = load_trajectories(files, _encoder(recipe), recipe.data, scored=False)
+    encoder = _encoder(recipe)
+    marks = compared(encoder, console, paths.start_policy(recipe, "score"), files)
+    with rejects_kept(folder / "rejects.jsonl"):
+        loaded = load_trajectories(files, encoder, recipe.data, scored=False)
     for note in loaded.notes:
         console.say(f"data: {note}")
     by_part = _score(mix, loaded.rows, scorer, console)
@@ -69,7 +73,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         max_bad_fraction=data.max_bad_fraction,
         truncation=data.truncation,
     )
-    _write(files, folder / "trajectories.parquet", rows)
+    write_scored(files, folder / "trajectories.parquet", rows, token_marks.noted(encoder))
     facts = _facts(rows, by_part)
     if scorer is not None:
         facts["cache"] = scorer.cache.counts
@@ -80,7 +84,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         f"scores: {len(rows)} of {loaded.total} rows, {len(rejects)} rejected; "
         f"mean {facts['score/mean']:.4g}, from {facts['score/min']:.4g} to {facts['score/max']:.4g}"
     )
-    return {"rows": {"in": loaded.total, "rejected": len(rejects), "scored": len(rows)}, **facts}
+    return {"rows": {"in": loaded.total, "rejected": len(rejects), "scored": len(rows)}, FACT: marks, **facts}
 
 
 def _encoder(recipe: Recipe) -> Encoder:
@@ -110,7 +114,9 @@ def _facts(rows: Sequence[Trajectory], by_part: Scores) -> dict[str, Any]:
     return {f"score/{name}": float(value) for name, value in facts.items()} | part_metrics(by_part)
 
 
-def _write(files: Sequence[str], path: Path, rows: Sequence[Trajectory]) -> None:
+def write_scored(
+    files: Sequence[str], path: Path, rows: Sequence[Trajectory], marks: Mapping[str, str]
+) -> None:
     """The rows with every column they came with. Columns without a name in the schema become free ones."""
     found = sources(files)
     columns = dict.fromkeys(name for source in found for name in columns_of(source))
@@ -130,7 +136,7 @@ def _write(files: Sequence[str], path: Path, rows: Sequence[Trajectory]) -> None
     notes = {
         name: note for source in found for name, note in metadata_of(source).items() if name in KEPT_NOTES
     }
-    write_rows(path, lines, schema, notes)
+    write_rows(path, lines, schema, dict(marks) | notes)
 
 
 def _passed_over(where: str, reason: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from rein.config import paths
 from rein.config.recipe import Recipe
 from rein.data.batches import epoch_order, micro_batches, over_budget_note
-from rein.data.loader import load_demonstrations, write_rejects
+from rein.data.loader import load_demonstrations, rejects_kept, write_rejects
 from rein.data.tokenize import Encoder
 from rein.errors import ConfigError
 from rein.experience import padded
@@ -25,6 +25,7 @@ from rein.models.load import weights_hash
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
 from rein.stages.supervised import LOSS_KEY, descend, forget, ones, rows_mark
+from rein.stages.tokens import FACT, compared, encoder_of
 from rein.tracking.console import Console
 from rein.types import Demonstration, Metrics
 
@@ -34,19 +35,15 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     sft, folder = recipe.sft, paths.stage_dir(recipe, "sft")
     options = recipe.model.model_dump(exclude={"path"})
     actor = load_actor(paths.base_model(recipe), seed=derive(recipe.seed, "sft"), **options)
-    encoder = Encoder(
-        actor.tokenizer,
-        apply_chat_template=recipe.data.apply_chat_template,
-        stop_ids=set(actor.stop_ids),
-        vocab_size=actor.vocabulary,
-    )
+    encoder = encoder_of(actor, recipe)
+    marks = compared(encoder, console, paths.base_model(recipe), paths.sft_files(recipe))
     rows, counts = _load_rows(recipe, console, encoder)
     per_epoch = -(-len(rows) // sft.batch_size)
     total = sft.total_steps or sft.epochs * per_epoch
     optimizer = Optimizer(actor.model, sft.optim, grad_clip=sft.grad_clip, total_steps=total)
 
     def backward(step: int) -> Metrics:
-        order = epoch_order(len(rows), recipe.seed, step // per_epoch, recipe.data.shuffle)
+        order = epoch_order(len(rows), recipe.data_seed, step // per_epoch, recipe.data.shuffle)
         begin = (step % per_epoch) * sft.batch_size
         return sft_backward(
             actor, [rows[i] for i in order[begin : begin + sft.batch_size]], sft.ppo_max_token_len_per_gpu
@@ -64,22 +61,23 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         settings={
             "model": recipe.model.model_dump(exclude={"path"}) | {"start": weights_hash(Path(actor.path))},
             "sft": sft.model_dump(exclude={"save_freq", "share", "coef"}),
-            "seed": recipe.seed,
+            "seed": [recipe.seed, recipe.data_seed],
             "rows": rows_mark([row.prompt_ids.tobytes() + row.response_ids.tobytes() for row in rows]),
         },
     )
     actor.save(folder / "model")
     forget(folder)
-    return {"rows": counts, "steps": total, "metrics": metrics}
+    return {"rows": counts, "steps": total, "metrics": metrics, FACT: marks}
 
 
 def _load_rows(
     recipe: Recipe, console: Console, encoder: Encoder
 ) -> tuple[list[Demonstration], dict[str, int]]:
     sft, files, folder = recipe.sft, paths.sft_files(recipe), paths.stage_dir(recipe, "sft")
-    loaded = load_demonstrations(
-        files, encoder, recipe.data, prompt_key=sft.prompt_key, response_key=sft.response_key
-    )
+    with rejects_kept(folder / "rejects.jsonl"):
+        loaded = load_demonstrations(
+            files, encoder, recipe.data, prompt_key=sft.prompt_key, response_key=sft.response_key
+        )
     for note in loaded.notes:
         console.say(f"data: {note}")
     folder.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,7 @@ def rehearse(recipe: Recipe, console: Console) -> Metrics:
         experience = job.maker.make(job.train_rows[:16], job.learner.kl_coef_in_reward)
         metrics |= experience.metrics
         seen: dict[str, int] = {}
-        for update in job.learner.updates(len(experience.rows), 0):
+        for update in job.updates_of(experience.rows, 0):
             if seen.get(update.role, 0) < 2:
                 seen[update.role] = seen.get(update.role, 0) + 1
                 metrics |= job.learner.backward(update, experience)
@@ -62,7 +62,7 @@ def train(job: Job, interrupt: Interrupt, advance: Advance) -> None:
         batch_metrics = experience.metrics
         if cursor.batch == 0 and cursor.update == 0:
             warn_of_strangers(job, batch_metrics)
-        for update in learner.updates(len(experience.rows), cursor.batch)[cursor.update :]:
+        for update in job.updates_of(experience.rows, cursor.batch)[cursor.update :]:
             metrics = learner.backward(update, experience) | batch_metrics
             batch_metrics = {}
             act(job, update.role, metrics, experience)

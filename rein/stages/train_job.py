@@ -17,7 +17,7 @@ from rein.config.methods import needs
 from rein.config.recipe import Recipe
 from rein.data.audit.verdict import Verdict
 from rein.data.batches import epoch_batches, epoch_order
-from rein.data.groups import units
+from rein.data.groups import by_prompt, longest_group, units
 from rein.errors import GuardStop
 from rein.experience import ExperienceMaker, value_metrics
 from rein.experience import in_micro_batches as forward_rows
@@ -30,6 +30,7 @@ from rein.protocols import Guard
 from rein.runtime.seeding import derive
 from rein.runtime.single import SingleMesh
 from rein.snapshots import Snapshots
+from rein.stages.tokens import FACT
 from rein.stages.train_rows import Rows
 from rein.stages.train_state import Cursor, run_state, settings
 from rein.tracking.console import Console
@@ -62,13 +63,15 @@ class Job:
         self.folder = paths.stage_dir(recipe, "train")
         self._planned: tuple[int, list[list[int]]] | None = None
         wanted = needs(recipe)
-        self.units = units(rows.train, paired="pairs" in wanted, grouped="groups" in wanted)
+        keep, longest = recipe.data.keep_groups, longest_group(recipe, rows.train)
+        paired, grouped = "pairs" in wanted and not keep, "groups" in wanted or keep
+        self.units = units(rows.train, paired=paired, grouped=grouped)
         self.per_epoch = len(self._plan(0))
         self.batches = recipe.trainer.total_training_steps or recipe.trainer.total_epochs * self.per_epoch
         self.fit_steps = recipe.trainer.critic_warmup if critic is not None else 0
         sizes = self._sizes()
-        actor_steps = optimizer_steps(recipe, "actor", sizes)
-        critic_steps = optimizer_steps(recipe, "critic", sizes) if critic is not None else 0
+        actor_steps = optimizer_steps(recipe, "actor", sizes, longest)
+        critic_steps = optimizer_steps(recipe, "critic", sizes, longest) if critic is not None else 0
         self.total_updates = self.fit_steps + actor_steps + critic_steps
         in_reward, in_loss, _ = kl_coefs(recipe)
         self.learner = Learner(
@@ -82,6 +85,7 @@ class Job:
             critic_steps=critic_steps + self.fit_steps,
             demonstrations=rows.demonstrations,
             reference=maker.reference,
+            longest_group=longest,
         )
         self.snapshots = Snapshots(self.folder / "snapshots")
         self.not_finite = NotFinite(recipe.guards.max_skips)
@@ -109,8 +113,7 @@ class Job:
         return Counter(len(self._rows_of(batch)) for batch in range(self.batches))
 
     def _plan(self, epoch: int) -> list[list[int]]:
-        data = self.recipe.data
-        seed = self.recipe.seed if data.seed is None else data.seed
+        data, seed = self.recipe.data, self.recipe.data_seed
         if self._planned is None or self._planned[0] != epoch:
             found = epoch_batches(self.units, data.train_batch_size, seed, epoch, data.shuffle)
             self._planned = epoch, found
@@ -123,11 +126,16 @@ class Job:
         """The rows of a batch: a function of the data seed and the batch's number alone."""
         return [self.train_rows[i] for i in self._rows_of(batch)]
 
+    def updates_of(self, rows: list[Trajectory], batch: int) -> list[Update]:
+        """The plan of a batch's updates; data.keep_groups keeps a prompt's rows in one of them."""
+        together = by_prompt(rows) if self.recipe.data.keep_groups else None
+        return self.learner.updates(len(rows), batch, together)
+
     def fit_batch(self, step: int) -> Experience:
         """The mini-batch of critic-fit update `step`, with the stored returns as targets."""
         size = min(mini_batch_size(self.recipe, "critic"), len(self.train_rows))
         per_epoch = -(-len(self.train_rows) // size)
-        seed = derive(self.recipe.seed, "fit")
+        seed = derive(self.recipe.data_seed, "fit")
         order = epoch_order(len(self.train_rows), seed, step // per_epoch, True)
         begin = (step % per_epoch) * size
         rows = [self.train_rows[i] for i in order[begin : begin + size]]
@@ -245,6 +253,7 @@ class Job:
         return {
             **audited,
             "rows": self.rows.counts,
+            FACT: self.rows.marks,
             "updates": self.cursor.number,
             "skipped_updates": self.skipped,
             "best": self.best,

@@ -15,7 +15,7 @@ from rein.config.methods import AUTO, needs
 from rein.config.recipe import Recipe
 from rein.config.rules import kl_coefs, sums_over_vocabulary
 from rein.data.audit.verdict import Verdict
-from rein.data.loader import load_prompts
+from rein.data.loader import load_prompts, rejects_kept, write_rejects
 from rein.data.tokenize import Encoder
 from rein.engines.hf import HfEngine
 from rein.errors import CheckpointError, DataError
@@ -29,6 +29,7 @@ from rein.rewards import build, uses_model
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
 from rein.snapshots import RunState, load
+from rein.stages.tokens import compared, encoder_of
 from rein.stages.train_frozen import Counts, recomputed, references
 from rein.stages.train_job import Job
 from rein.stages.train_rows import corrects, load_mixing, load_rows, score_statistics_of
@@ -46,12 +47,8 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     """
     start = paths.start_policy(recipe, "train")
     actor = load_actor(start, seed=derive(recipe.seed, "actor"), **_model_options(recipe))
-    encoder = Encoder(
-        actor.tokenizer,
-        apply_chat_template=recipe.data.apply_chat_template,
-        stop_ids=set(actor.stop_ids),
-        vocab_size=actor.vocabulary,
-    )
+    encoder = encoder_of(actor, recipe)
+    marks = compared(encoder, console, start, [*paths.train_files(recipe), *paths.mixed_files(recipe)])
     audited = None
     if recipe.algorithm.method == AUTO:
         recipe, audited = _obey(recipe, console, actor, encoder)
@@ -65,6 +62,7 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         None if rehearsal else folder,
         lambda rows: recomputed(recipe, console, actor.tokenizer, rows, counts),
     )
+    rows.marks = marks
     rows.demonstrations = load_mixing(recipe, console, encoder, rows.held_out, None if rehearsal else folder)
     critic = None
     if "critic" in wanted:
@@ -86,7 +84,7 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     budget = recipe.actor.ppo_max_token_len_per_gpu
     probe_rows = sorted(rows.held_out, key=lambda row: row.key)[:PROBE_ROWS]
     probe = Probe(actor, probe_rows, budget)
-    validator = None if rehearsal else _validator(recipe, console, actor, encoder, rows.held_out)
+    validator = None if rehearsal else _validator(recipe, console, actor, encoder, rows.held_out, folder)
     job = Job(recipe, console, rows, _content(actor, critic), actor, critic, maker, probe, validator)
     job.audited = audited
     job.cached = counts
@@ -137,14 +135,22 @@ def _reference(recipe: Recipe, console: Console, actor: Actor) -> Reference | No
 
 
 def _validator(
-    recipe: Recipe, console: Console, actor: Actor, encoder: Encoder, held_out: list[Trajectory]
+    recipe: Recipe,
+    console: Console,
+    actor: Actor,
+    encoder: Encoder,
+    held_out: list[Trajectory],
+    folder: Path,
 ) -> Validator | None:
     """Greedy answers to held-out prompts, scored by the truth and by the reward that trains."""
     truth, proxy = recipe.evaluate.reward or recipe.score.reward, recipe.score.reward
     if recipe.data.val_files:
-        loaded = load_prompts(recipe.data.val_files, encoder, recipe.data)
+        rejected = folder / "validation_rejects.jsonl"
+        with rejects_kept(rejected):
+            loaded = load_prompts(recipe.data.val_files, encoder, recipe.data)
         for note in loaded.notes:
             console.say(f"validation: {note}")
+        write_rejects(rejected, loaded.rejects)
         prompts = loaded.rows
     else:
         by_group = {row.group: row for row in held_out}
@@ -152,6 +158,9 @@ def _validator(
             Prompt(row.where, row.messages, row.prompt_ids, row.ground_truth, row.data_source, row.extra_info)
             for row in by_group.values()
         ]
+    if len(prompts) > recipe.trainer.val_prompts:
+        kept = f"the first {recipe.trainer.val_prompts} of {len(prompts)} prompts (trainer.val_prompts)"
+        console.say(f"validation: {kept}")
     prompts = prompts[: recipe.trainer.val_prompts]
     scorer = None
     if uses_model([*truth, *proxy]):

@@ -17,7 +17,13 @@ from rein.config.methods import needs, reads_scores
 from rein.config.recipe import Recipe
 from rein.data.batches import over_budget_note
 from rein.data.groups import refuse_lacking, select
-from rein.data.loader import load_demonstrations, load_prompts, load_trajectories, write_rejects
+from rein.data.loader import (
+    load_demonstrations,
+    load_prompts,
+    load_trajectories,
+    rejects_kept,
+    write_rejects,
+)
 from rein.data.mixing import Mixing
 from rein.data.split import holdout, prompt_key
 from rein.data.tokenize import Encoder
@@ -36,6 +42,7 @@ class Rows:
     held_out: list[Trajectory]
     counts: dict[str, int]
     demonstrations: Mixing | None = None  # beside the actor's updates
+    marks: dict[str, str] = dataclasses.field(default_factory=dict)  # what the ids are of
 
 
 def content(rows: Sequence[Trajectory]) -> str:
@@ -56,9 +63,10 @@ def load_rows(
     complete: Callable[[list[Trajectory]], list[Trajectory]],  # adds what the file lacks to its rows
 ) -> Rows:
     files = paths.train_files(recipe)
-    loaded = load_trajectories(
-        files, encoder, recipe.data, scored=reads_scores(recipe), ranked="pairs" in needs(recipe)
-    )
+    with rejects_kept(folder and folder / "rejects.jsonl"):
+        loaded = load_trajectories(
+            files, encoder, recipe.data, scored=reads_scores(recipe), ranked="pairs" in needs(recipe)
+        )
     for note in loaded.notes:
         console.say(f"data: {note}")
     if folder is not None:
@@ -68,7 +76,7 @@ def load_rows(
         loaded.rows = [row.with_score(float(i % 2)) for i, row in enumerate(loaded.rows)]
     left_out = _leave_out(recipe, encoder, loaded.rows)
     loaded.rows = complete(loaded.rows)
-    train, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.seed, "holdout"))
+    train, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.data_seed, "holdout"))
     counts = {"in": loaded.total, "rejected": len(loaded.rejects), **left_out, "held_out": len(held_out)}
     refuse_lacking(recipe, files[0], loaded.rows)
     train, unused = select(
@@ -132,9 +140,10 @@ def load_mixing(
     sft, files = recipe.sft, paths.mixed_files(recipe)
     if not files:
         return None
-    loaded = load_demonstrations(
-        files, encoder, recipe.data, prompt_key=sft.prompt_key, response_key=sft.response_key
-    )
+    with rejects_kept(folder and folder / "demonstrations_rejects.jsonl"):
+        loaded = load_demonstrations(
+            files, encoder, recipe.data, prompt_key=sft.prompt_key, response_key=sft.response_key
+        )
     for note in loaded.notes:
         console.say(f"sft.files: {note}")
     if folder is not None:
@@ -147,7 +156,9 @@ def load_mixing(
         f"sft.share {sft.share:g}: {loaded.total} demonstrations in, {len(loaded.rejects)} rejected, "
         f"{len(loaded.rows) - len(rows)} of held-out prompts, {len(rows)} mixed in"
     )
-    return Mixing(rows, sft.share, seed=derive(recipe.seed, "demonstrations"), shuffle=recipe.data.shuffle)
+    return Mixing(
+        rows, sft.share, seed=derive(recipe.data_seed, "demonstrations"), shuffle=recipe.data.shuffle
+    )
 
 
 def corrects(recipe: Recipe, console: Console, rows: list[Trajectory]) -> bool:

@@ -129,7 +129,7 @@ REFUSED = [
     ("trainer.logger", '["console","wandb"]', "wandb is not built yet"),
     ("trainer.nnodes", "2", "node"),
     ("trainer.n_gpus_per_node", "8", "process"),
-    ("data.truncation", "left", "not built yet"),
+    ("data.truncation", "middle", "not built yet"),
     ("data.prompt_key", "question", "prompt column"),
 ]
 BESIDE = {  # what a key is read with only

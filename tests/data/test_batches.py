@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rein.data.batches import chunks, epoch_order, micro_batches, over_budget
+from rein.data.batches import (
+    chunks,
+    epoch_order,
+    even_cuts,
+    micro_batches,
+    mini_batch_count,
+    over_budget,
+)
 from rein.errors import ConfigError
 
 LENGTHS = st.lists(st.integers(0, 60), max_size=40)
@@ -78,3 +85,26 @@ def test_the_orders_of_seeds_and_epochs_are_pinned() -> None:
 
 def test_without_shuffling_rows_keep_their_order() -> None:
     assert epoch_order(4, 1, 3, False) == [0, 1, 2, 3]
+
+
+SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=30)
+
+
+@given(sizes=SIZES, size=st.integers(5, 12))
+def test_groups_stay_whole_in_mini_batches_that_differ_by_less_than_two_groups(
+    sizes: list[int], size: int
+) -> None:
+    ends = list(itertools.accumulate(sizes))
+    units = [list(range(end - n, end)) for n, end in zip(sizes, ends, strict=True)]
+    count = mini_batch_count(ends[-1], size, max(sizes))
+    found = even_cuts(units, count)
+    assert [row for part in found for row in part] == list(range(ends[-1]))
+    assert {tuple(unit) for unit in units} == {
+        tuple(unit) for part in found for unit in units if set(unit) <= set(part)
+    }
+    assert all(abs(len(part) - ends[-1] / count) < 2 * max(sizes) for part in found)
+    assert all(found)
+
+
+def test_rows_alone_make_as_many_mini_batches_as_before() -> None:
+    assert [mini_batch_count(rows, 4) for rows in (1, 4, 5, 12)] == [1, 1, 2, 3]

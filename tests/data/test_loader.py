@@ -202,8 +202,14 @@ def test_rejects_are_written_one_object_a_line(tmp_path: Path) -> None:
         path, [Reject("a.parquet row 3", "score is nan", "score not finite"), Reject("b", "你\ud83d")]
     )
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert lines[0] == {"where": "a.parquet row 3", "kind": "score not finite", "reason": "score is nan"}
-    assert lines[1]["where"] == "b"
+    assert lines[0] == {
+        "where": "a.parquet row 3",
+        "file": "a.parquet",
+        "row": 3,
+        "kind": "score not finite",
+        "reason": "score is nan",
+    }
+    assert lines[1] == {"where": "b", "kind": "other", "reason": "你?"}
     write_rejects(path, [])
     assert path.read_text() == ""
 

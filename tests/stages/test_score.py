@@ -138,3 +138,26 @@ def test_the_reward_model_is_asked_once_and_its_scores_are_kept(tiny: Path, tmp_
     assert [
         r["score"] for r in pq.read_table(tmp_path / "out" / "score" / "trajectories.parquet").to_pylist()
     ] == scores
+
+
+def test_times_decimals_and_maps_of_the_user_stay(tiny: Path, tmp_path: Path) -> None:
+    """pandas writes times in nanoseconds, which plain pyarrow cannot turn into Python's."""
+    when = [1_700_000_000_123_456_789, None]
+    table = pa.table(
+        {
+            "prompt": ["1+1=", "1+2="],
+            "response": ["#2", "#3"],
+            "ground_truth": ["2", "2"],
+            "created": pa.array(when, type=pa.timestamp("ns", "UTC")),
+            "price": pa.array(["1.50", None]).cast(pa.decimal128(8, 2)),
+            "tags": pa.array([[("a", "1")], None], type=pa.map_(pa.string(), pa.string())),
+            "mixed": ['{"at": 1}', None],
+        }
+    )
+    pq.write_table(table, tmp_path / "rows.parquet")
+    score.run(recipe(tiny, tmp_path / "out", tmp_path / "rows.parquet", EXACT), Console(quiet=True))
+    one, two = pq.read_table(tmp_path / "out" / "score" / "trajectories.parquet").to_pylist()
+    assert (one["score"], two["score"]) == (1.0, 0.0)
+    assert one["created"].isoformat() == "2023-11-14T22:13:20.123456+00:00"
+    assert (str(one["price"]), one["tags"], one["mixed"]) == ("1.50", {"a": "1"}, '{"at": 1}')
+    assert (two["created"], two["price"]) == (None, None)

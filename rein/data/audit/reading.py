@@ -18,6 +18,7 @@ from rein.data.audit.block import Block
 from rein.data.audit.fast import Limits, fast_block
 from rein.data.audit.slow import Used, slow_block
 from rein.data.audit.stand_in import END
+from rein.data.cells import decoded
 from rein.data.files import Source, is_parquet
 from rein.data.loader import (
     demonstrations_reader,
@@ -55,7 +56,7 @@ class Way:
         stops = encoder.stop_ids if self.tokenizer else frozenset[int]()
         return Limits(self.reading.data, encoder.vocab_size, stops, self.scored)
 
-    def chosen(self, source: Source) -> tuple[set[str], Callable[[str, Row], Sequence[Any]]]:
+    def chosen(self, source: Source) -> tuple[set[str], Callable[[str, Row], Sequence[Any]], tuple[str, ...]]:
         """The columns that are read of a file, and the loader's reader of its rows."""
         if self.kind == "prompts":
             return prompts_reader(self.reading)(source, columns_of(source))
@@ -70,7 +71,7 @@ class Way:
 
 def read(source: Source, way: Way) -> Iterator[Found]:
     """One file's rows, in pieces; each piece's rows are in order."""
-    wanted, reader = way.chosen(source)
+    wanted, reader, _ = way.chosen(source)
     if is_parquet(source):
         yield from _parquet(source, wanted, reader, way)
         return
@@ -117,7 +118,7 @@ def _judged(
     used, rejects = [], list(broken)
     for where, row in rows:
         try:
-            items = reader(where, row)
+            items = reader(where, {name: decoded(value) for name, value in row.items()})
         except BadRow as wrong:
             rejects.append(Reject(where, wrong.reason, wrong.kind))
             continue

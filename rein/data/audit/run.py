@@ -103,7 +103,7 @@ def _file(source: Source, tally: Tally, way: Way, passed: Progress) -> dict[str,
             usable += block.rows
             tally.add(block)
         passed(tally.total - done)
-    columns, (wanted, _) = columns_of(source), way.chosen(source)
+    columns, (wanted, *_) = columns_of(source), way.chosen(source)
     return {
         "name": source.name,
         "rows": tally.total - before,
