@@ -55,7 +55,7 @@ def usable_log_probs(log_probs: Floats, response_mask: Mask, name: str) -> Float
 
 def finite_in_float32(value: float, name: str) -> None:
     """What the tensors of training can hold."""
-    if not abs(value) <= float(np.finfo(np.float32).max):
+    if not abs(value) <= float(np.finfo(np.float32).max):  # as a numpy number it would cast the value
         raise BadRow(f"{name} not finite", f"{name} is {value:g}")
 
 

@@ -4,7 +4,6 @@ Three layouts give the same tokens: prompt and two texts; prompt and two lists o
 conversations that begin alike, where the prompt is what they share.
 """
 
-import math
 from itertools import takewhile
 
 import numpy as np
@@ -31,8 +30,8 @@ def read_pair(where: str, row: Row, reading: Reading) -> PreferencePair:
     if np.array_equal(sides[0][0], sides[1][0]):
         raise BadRow("chosen equals rejected", "chosen and rejected have the same tokens")
     margin = cells.number(row.get(schemas.MARGIN), schemas.MARGIN)
-    if margin is not None and not math.isfinite(margin):
-        raise BadRow("margin not finite", f"margin is {margin:g}")
+    if margin is not None:
+        filters.finite_in_float32(margin, schemas.MARGIN)
     (chosen_ids, chosen_text), (rejected_ids, rejected_text) = sides
     return PreferencePair(
         where, prompt, prompt_ids, chosen_ids, rejected_ids, chosen_text, rejected_text, margin or 0.0

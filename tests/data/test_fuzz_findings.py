@@ -111,3 +111,12 @@ def test_a_lone_surrogate_in_a_json_escape_costs_its_row_and_the_report_is_valid
 def test_what_is_shown_of_a_text_is_one_line_of_bounded_length() -> None:
     assert shown("a\nb\x00\ud800é") == "a\\nb\\x00\\ud800é"
     assert len(shown("x" * 999)) == 80
+
+
+@pytest.mark.parametrize("margin", [3.5e38, -1e300, float("nan"), float("inf")])
+def test_a_margin_that_a_tensor_cannot_hold_costs_its_row(
+    margin: float, jsonl: WriteParquet, raw: Encoder, data: Data
+) -> None:
+    pair = {"prompt": "1", "chosen": "2", "rejected": "3"}
+    loaded = load_pairs(jsonl([pair, pair | {"margin": margin}]), raw, data)
+    assert [reject.kind for reject in loaded.rejects] == ["margin not finite"]

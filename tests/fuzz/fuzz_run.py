@@ -155,7 +155,7 @@ class Fuzzer:
         """Rows that loaded can be written, and load again as the same rows."""
         path = self.folder / "again.parquet"
         write_rows(path, [schemas.trajectory_row(row) for row in rows], schemas.TRAJECTORIES)
-        given = data.model_copy(update={"behavior": None, "max_bad_fraction": 1.0})
+        given = data.model_copy(update={"behavior": None, "max_bad_fraction": 1.0, "drop_duplicates": False})
         again = loader.load_trajectories(path, encoder, given)
         if [row.key for row in again.rows] != [row.key for row in rows]:
             yield f"written and read again: {len(rows)} rows become {len(again.rows)}, {again.rejects[:2]}"
