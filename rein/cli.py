@@ -256,15 +256,15 @@ def _parser() -> _Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[shared],
         )
-        if verb == "audit":
-            what = "Parquet or JSON files, globs, folders, or a recipe; and key=value"
-            sub.add_argument("words", metavar="DATA", nargs="+", help=what)
-            continue
         for option, (value, does) in OPTIONS.get(verb, {}).items():
             if option == "--against":
                 sub.add_argument(option, metavar=value, help=does, action="append", default=[])
             else:
                 sub.add_argument(option, metavar=value, help=does)
+        if verb == "audit":
+            what = "Parquet or JSON files, globs, folders, or a recipe; and key=value"
+            sub.add_argument("words", metavar="DATA", nargs="+", help=what)
+            continue
         if verb == "convert":
             sub.add_argument(
                 "files", metavar="FILE", nargs="+", help="files, globs or folders to read, then OUT"

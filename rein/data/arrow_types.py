@@ -7,6 +7,13 @@ def is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
+def has_empty_struct(kind: pa.DataType) -> bool:
+    """Whether a struct without fields is inside: Parquet cannot store it."""
+    if pa.types.is_struct(kind) and kind.num_fields == 0:
+        return True
+    return any(has_empty_struct(kind.field(i).type) for i in range(kind.num_fields))
+
+
 def in_microseconds(batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
     """The batch with times as Python can hold them: pandas writes nanoseconds."""
     if batch is None:

@@ -143,7 +143,9 @@ def label(value: Any, name: str) -> str:
         return ""
     if isinstance(value, float) and value != value:  # how pandas writes that nothing is there
         return ""
-    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float | Decimal):
         return str(int(value)) if math.isfinite(value) and value == int(value) else str(value)
     return str(value) if isinstance(value, UUID) else text(value, name)
 

@@ -1,8 +1,11 @@
 """JSON lines and JSON lists in, values with their place out, one at a time. Knows nothing of columns."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import IO, Any
+from uuid import UUID
 
 from rein.data.files import Source, first_line
 from rein.errors import DataError
@@ -75,3 +78,14 @@ def _skip(text: str, at: int, signs: str) -> int:
     while at < len(text) and text[at] in signs:
         at += 1
     return at
+
+
+def json_form(value: Any) -> Any:
+    """What JSON can hold in place of a value that it cannot: `default` of json.dumps."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, date | time | timedelta | Decimal | UUID):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} has no JSON form")

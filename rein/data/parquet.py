@@ -8,20 +8,17 @@ writers of Arrow tables put where a row had no such key. Knows nothing of what t
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date, time, timedelta
-from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rein.data import schemas
-from rein.data.arrow_types import in_microseconds, is_text
+from rein.data.arrow_types import has_empty_struct, in_microseconds, is_text
 from rein.data.files import Files, Source, atomic, first_line, is_parquet, sources
-from rein.data.json_rows import json_values
+from rein.data.json_rows import json_form, json_values
 from rein.errors import DataError, shown
 
 Row = dict[str, Any]
@@ -274,13 +271,7 @@ def _fitting_type(values: list[Any]) -> pa.DataType | None:
         same = clean(array.to_pylist()) == clean(values)
     except _UNWRITABLE:
         return None
-    return array.type if same and not _has_empty_struct(array.type) else None
-
-
-def _has_empty_struct(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind) and kind.num_fields == 0:
-        return True  # Parquet cannot store it
-    return any(_has_empty_struct(kind.field(i).type) for i in range(kind.num_fields))
+    return array.type if same and not has_empty_struct(array.type) else None
 
 
 def _array(file: str, field: pa.Field, rows: list[Mapping[str, Any]], *, as_json: bool) -> pa.Array:
@@ -288,7 +279,7 @@ def _array(file: str, field: pa.Field, rows: list[Mapping[str, Any]], *, as_json
     try:
         if as_json:
             values = [
-                None if v is None else json.dumps(v, ensure_ascii=False, default=_plain) for v in values
+                None if v is None else json.dumps(v, ensure_ascii=False, default=json_form) for v in values
             ]
         return pa.array(values, type=field.type)
     except _UNWRITABLE as error:
@@ -296,13 +287,3 @@ def _array(file: str, field: pa.Field, rows: list[Mapping[str, Any]], *, as_json
         raise DataError(
             f"{file}: column `{shown(field.name)}` cannot be written ({what}); mend its values"
         ) from error
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, date | time | timedelta | Decimal | UUID):
-        return str(value)
-    raise TypeError(f"a {type(value).__name__} has no JSON form")
