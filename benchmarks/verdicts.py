@@ -50,6 +50,11 @@ TRAINING = [
     "evaluate.pass_k=0",
     "trainer.val_prompts=100",
 ]
+FEW = [  # of a handful of rows
+    *(word for word in TRAINING if not word.startswith("data.train_batch_size")),
+    "data.train_batch_size=8",
+    "actor.ppo_mini_batch_size=8",
+]
 Words = Sequence[str]
 
 
@@ -139,7 +144,7 @@ def one_kind(
     rows, drawn = KINDS[kind](found, random.Random(f"{seed} {number} {kind}"))
     file = folder / "rows.parquet"
     write_rows(file, [trajectory_row(row) for row in rows], TRAJECTORIES)
-    words = [*words_of(base, number), *TRAINING, f"data.train_files={file}"]
+    words = [*words_of(base, number), *(TRAINING if len(rows) > 512 else FEW), f"data.train_files={file}"]
     recipe = made([f"out={folder}/default", *words])
     verdict = audit(recipe, [str(file)], found.actor, encoder_of(found.actor)).verdict.as_json()
     result: dict[str, Any] = {
@@ -157,8 +162,7 @@ def one_kind(
 
 
 def trained(folder: Path, words: Words, verdict: dict[str, Any], console: Console) -> dict[str, Any]:
-    few = [f"data.train_batch_size={n}" for n in (8,)] if verdict["decision"] == "stop" else []
-    before, default = scores(folder / "default", [*words, *few], console)
+    before, default = scores(folder / "default", words, console)
     followed = default
     if verdict["decision"] == "stop":
         followed = before
