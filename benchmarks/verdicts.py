@@ -41,7 +41,7 @@ from rein.models.tiny import make_tiny
 from rein.stages import pipeline
 from rein.tracking.console import Console
 
-PROMPTS = 240
+PROMPTS = 160
 EARLIER = 100  # SFT steps of the earlier state; the start policy has 300
 TRAINING = [
     "stages=[train,evaluate]",
@@ -49,6 +49,7 @@ TRAINING = [
     "trainer.critic_warmup=40",
     "evaluate.pass_k=0",
     "trainer.val_prompts=100",
+    "trainer.test_freq=3",
 ]
 FEW = [  # of a handful of rows
     *(word for word in TRAINING if not word.startswith("data.train_batch_size")),
