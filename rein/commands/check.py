@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rein.commands.check_audit import audited
 from rein.commands.check_memory import Parts, Shape, estimate, sizes
 from rein.commands.check_plan import Plan, open_encoder, plan_all
 from rein.config import paths
@@ -49,7 +50,15 @@ def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str
         console.say(f"  {line}")
     for role, shape in shapes.items():
         console.say(f"  {role}: {_millions(shape)}")
-    warnings = [*_size_warnings(shapes), *_rate_warnings(recipe, shapes), *_batch_warnings(recipe, plans)]
+    said, warned = audited(recipe)
+    for line in said:
+        console.say(f"  {line}")
+    warnings = [
+        *warned,
+        *_size_warnings(shapes),
+        *_rate_warnings(recipe, shapes),
+        *_batch_warnings(recipe, plans),
+    ]
     for warning in warnings:
         console.say(f"warning: {warning}")
     if rehearse:

@@ -6,7 +6,13 @@ import math
 import pytest
 import torch
 
-from rein.functional.statistics import explained_variance, paired_bootstrap, pass_at_k, wilson
+from rein.functional.statistics import (
+    explained_variance,
+    paired_bootstrap,
+    pass_at_k,
+    ratio_of_sums,
+    wilson,
+)
 
 
 def test_the_bootstrap_interval_is_that_of_the_normal_for_many_problems() -> None:
@@ -95,3 +101,13 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_answer(n: int, k: int
 def test_pass_at_more_than_the_answers_is_refused() -> None:
     with pytest.raises(ValueError, match="k=9 of n=8"):
         pass_at_k(torch.tensor([1]), 8, 9)
+
+
+def test_a_ratio_of_sums_counts_tokens_and_draws_rows() -> None:
+    mean, interval = ratio_of_sums(torch.tensor([2.0, 9.0]), torch.tensor([1.0, 3.0]))
+    assert mean == 11 / 4
+    assert interval == (2.0, 3.0)  # both rows the first, or both the second
+    mean, interval = ratio_of_sums(torch.full((50,), 6.0), torch.full((50,), 3.0))
+    assert (mean, interval.low, interval.high) == (2, 2, 2)
+    with pytest.raises(ValueError, match="no token"):
+        ratio_of_sums(torch.zeros(3), torch.zeros(3))
