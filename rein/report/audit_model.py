@@ -36,11 +36,12 @@ def model(facts: Facts) -> Section | None:
                 "mean difference, nats",
             )
         )
-        sentences.append(
+        sentences += [
             "A weight is the model's probability / the stored one: of tokens it averages 1 where the stored "
-            "log-probs are of who wrote the answers, whoever that is. Weights of rows are products over "
-            "their tokens; the effective sample size (ESS) says how many rows speak for the model."
-        )
+            "log-probs are of who wrote the answers, whoever that is.",
+            "Weights of rows are products over their tokens; their effective sample size (ESS) says how many "
+            "rows speak for the model.",
+        ]
     return Section(f"With the model {found['path']}", rows, charts, sentences)
 
 

@@ -513,11 +513,11 @@ def test_a_kept_number_belongs_to_content_not_to_a_place(
     some, base = encoder(characters()), {"response_ids": [A, EOS]}
     one, two = read(some, **base).rows[0], read(some, **base | other).rows[0]
     assert one.where == two.where
-    cache = ScoreCache(tmp_path, "ref_log_probs", "weights and tokenizer")
+    cache = ScoreCache(tmp_path, "ref_log_probs", {"weights": "w", "tokenizer": "t"})
     cache.add({one.key: np.array([-1.0, -2.0], dtype=np.float32)})
     assert cache.get(two.key) is None
     assert ScoreCache(tmp_path, "ref_log_probs", "other weights").get(one.key) is None
-    assert ScoreCache(tmp_path, "ref_log_probs", "weights and tokenizer").get(one.key) is not None
+    assert ScoreCache(tmp_path, "ref_log_probs", {"weights": "w", "tokenizer": "t"}).get(one.key) is not None
 
 
 # ---- B18: batch sizes that do not divide, or become 0
