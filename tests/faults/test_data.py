@@ -516,7 +516,7 @@ def test_a_kept_number_belongs_to_content_not_to_a_place(
     cache = ScoreCache(tmp_path, "ref_log_probs", {"weights": "w", "tokenizer": "t"})
     cache.add({one.key: np.array([-1.0, -2.0], dtype=np.float32)})
     assert cache.get(two.key) is None
-    assert ScoreCache(tmp_path, "ref_log_probs", "other weights").get(one.key) is None
+    assert ScoreCache(tmp_path, "ref_log_probs", {"weights": "v", "tokenizer": "t"}).get(one.key) is None
     assert ScoreCache(tmp_path, "ref_log_probs", {"weights": "w", "tokenizer": "t"}).get(one.key) is not None
 
 
