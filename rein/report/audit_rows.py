@@ -115,8 +115,8 @@ def duplicates(facts: Facts) -> Section | None:
     warnings = []
     if (found["copies_share"] or 0) > 0.01:
         warnings.append(
-            f"{percent(found['copies_share'])} of the rows are exact copies of another. A sure policy repeats "
-            "itself: the verdict, with --model, tells whether these are more than it would."
+            f"{percent(found['copies_share'])} of the rows are exact copies of another. A sure policy "
+            "repeats itself: the verdict, with --model, tells whether these are more than it would."
         )
     if (near["share"] or 0) > 0.05:
         warnings.append(f"{percent(near['share'])} of a sample are nearly another row's copy.")
