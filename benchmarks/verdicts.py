@@ -163,11 +163,12 @@ def one_kind(
 
 
 def trained(folder: Path, words: Words, verdict: dict[str, Any], console: Console) -> dict[str, Any]:
+    """Nothing where the verdict changes nothing: the two are the same run."""
+    if verdict["decision"] != "stop" and not verdict["settings"] and verdict["method"] == "ppo":
+        return {}
     before, default = scores(folder / "default", words, console)
-    followed = default
-    if verdict["decision"] == "stop":
-        followed = before
-    elif verdict["settings"] or verdict["method"] != "ppo":
+    followed = before
+    if verdict["decision"] != "stop":
         followed = scores(folder / "auto", [*words, "algorithm.method=auto"], console)[1]
     return {"start": before, "default": default, "auto": followed}
 
@@ -194,18 +195,19 @@ def report(results: Sequence[dict[str, Any]], seed: int, worlds: int) -> None:
         own = [row for row in results if row["kind"] == kind]
         said = sorted({reason["finding"] for row in own for reason in row["verdict"]["reasons"]})
         cells = [kind, f"{sum(row['right'] for row in own)} of {len(own)}", ", ".join(said)]
-        if own and all(row["trained"] for row in own):
+        if own and all("auto" in row for row in own):
             means = [f"{np.mean([row[name] for row in own]):.3f}" for name in ("start", "default", "auto")]
             difference, low, high = gap(own)
             cells += [*means, f"{difference:+.3f} ({low:+.3f} to {high:+.3f})"]
         body.append(cells)
-    whole = [row for row in results if row["trained"]]
+    whole = [row for row in results if "auto" in row]
     text = [(__doc__ or "").split("\n\n")[2]]
     head = ["data", "verdict right", "findings", "start", "default", "auto", "auto - default (95 %)"]
-    text.append(table(head[: len(body[0])], body))
+    text.append(table(head, [cells + [""] * (len(head) - len(cells)) for cells in body]))
     if whole:
         difference, low, high = gap(whole)
-        text.append(f"All kinds: auto - default {difference:+.3f} ({low:+.3f} to {high:+.3f}).")
+        said = f"Where they differ: auto - default {difference:+.3f} ({low:+.3f} to {high:+.3f})"
+        text.append(f"{said}, over {len(whole)} runs; elsewhere the verdict changes nothing.")
     kept = [{k: v for k, v in row.items() if k not in ("start", "default", "auto")} for row in results]
     write("verdicts", {"seed": seed, "worlds": worlds, "training": TRAINING}, kept, "\n\n".join(text))
 

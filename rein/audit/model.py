@@ -25,7 +25,7 @@ from rein.functional.statistics import ratio_of_sums
 from rein.models.actor import Actor
 from rein.types import Trajectory
 
-SAMPLE = 512  # rows
+SAMPLE, TOKENS = 512, 50_000  # rows, and how many tokens they may have
 TEMPERATURES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
 CUTS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99)
 PARTS = 4  # of the rows, by length
@@ -44,8 +44,10 @@ class Read(NamedTuple):
 
 
 def sample_of(rows: Sequence[Trajectory], size: int = SAMPLE) -> list[Trajectory]:
-    """The same rows however the file is ordered."""
-    return sorted(rows, key=lambda row: row.key)[:size]
+    """The same rows however the file is ordered; fewer where they are long."""
+    chosen = sorted(rows, key=lambda row: row.key)[:size]
+    ends = np.cumsum([len(row.response_ids) for row in chosen])
+    return chosen[: max(int(np.searchsorted(ends, TOKENS)), 1)]
 
 
 def facts(actor: Actor, rows: Sequence[Trajectory], budget: int) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def _read(actor: Actor, rows: Sequence[Trajectory], budget: int) -> Read:
     def compute(logits: Tensor, ids: Tensor, temperature: Tensor) -> Tensor:
         own = [log_probs_of(logits, ids, temperature), surprise(logits, ids, temperature)]
         own.append(above(logits, ids, temperature))
-        own += [chance_beyond(logits, temperature, cut) for cut in CUTS]
+        own += chance_beyond(logits, temperature, torch.tensor(CUTS, device=logits.device)).unbind()
         own += [log_probs_of(logits, ids, torch.full_like(temperature, t)) for t in TEMPERATURES]
         return torch.stack(own)
 

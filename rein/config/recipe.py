@@ -74,6 +74,7 @@ class Data(Section):
     # response over its limit is left out, or refused.
     truncation: Literal["drop", "left", "right", "error"] = "drop"
     drop_duplicates: bool = False  # rows whose tokens stood before
+    max_copies: Positive | None = None  # rows of the same tokens that are kept
     keep_groups: bool = False  # all rows of a prompt in one mini-batch, so mini-batches differ a little
     shuffle: bool = True
     seed: int | None = None  # hold-out split and order of rows; default: the recipe's seed

@@ -153,10 +153,13 @@ def demonstrations_reader(reading: Reading, prompt_key: str, response_key: str) 
 
 
 def stream(
-    found: list[Source], choose: Choose[Item], *, drop_duplicates: bool = False
+    found: list[Source],
+    choose: Choose[Item],
+    *,
+    most: int | None = None,  # copies of a row that are kept
 ) -> Iterator[Item | Reject]:
     """Every row as what it is or why it cannot be used, in the files' order, a row group at a time."""
-    seen: dict[bytes, str] = {}
+    seen: dict[bytes, list[str]] = {}  # where a row stood first, and each further time that it was kept
     for source in found:
         columns, unreadable = columns_of(source), list[Reject]()
         if not columns:  # JSON without a single object: each row says so itself
@@ -175,18 +178,21 @@ def stream(
                 items = read(where, {name: cells.decoded(value) for name, value in row.items()})
             except BadRow as wrong:
                 items = [Reject(where, wrong.reason, wrong.kind)]
-            first = seen.setdefault(_tokens(items), where) if drop_duplicates else where
-            if first != where and not any(isinstance(item, Reject) for item in items):
-                reason = f"the same tokens as {first}"
-                items = [Reject(f"{where}{side}", reason, DUPLICATE) for side in sides]
+            if most is not None and not any(isinstance(item, Reject) for item in items):
+                kept = seen.setdefault(_tokens(items), [])
+                if len(kept) >= most:
+                    reason = f"the same tokens as {kept[0]}"
+                    items = [Reject(f"{where}{side}", reason, DUPLICATE) for side in sides]
+                else:
+                    kept.append(where)
             yield from items
         yield from unreadable
 
 
 def _collect(files: Files, reading: Reading, choose: Choose[Item]) -> Loaded[Item]:
-    found = sources(files)
+    found, data = sources(files), reading.data
     loaded = Loaded[Item]([], [], 0)
-    for item in stream(found, choose, drop_duplicates=reading.data.drop_duplicates):
+    for item in stream(found, choose, most=1 if data.drop_duplicates else data.max_copies):
         if isinstance(item, Reject):
             loaded.rejects.append(item)
         else:
@@ -200,8 +206,8 @@ def _collect(files: Files, reading: Reading, choose: Choose[Item]) -> Loaded[Ite
         names,
         loaded.rejects,
         loaded.total,
-        max_bad_fraction=reading.data.max_bad_fraction,
-        truncation=reading.data.truncation,
+        max_bad_fraction=data.max_bad_fraction,
+        truncation=data.truncation,
     )
     for what, count in reading.noticed.items():
         if count:

@@ -27,11 +27,12 @@ def above(
 def chance_beyond(
     logits: Tensor,  # [R, V]
     temperature: Tensor,  # [R]
-    cut: float,
+    cuts: Tensor,  # [C]
 ) -> Tensor:
-    """The chance that a token sampled without a cut has `above` >= cut -> [R]; about 1 - cut, or less."""
+    """The chance that a token sampled without a cut has `above` >= cut -> [C, R]; about 1 - cut, or less."""
     p = torch.softmax(logits.float() / temperature.float().unsqueeze(-1), -1).sort(-1, descending=True).values
-    return p.where(p.cumsum(-1) - p >= cut, 0).sum(-1)
+    above_each = p.cumsum(-1) - p
+    return torch.stack([p.where(above_each >= cut, 0).sum(-1) for cut in cuts])
 
 
 def surprise(

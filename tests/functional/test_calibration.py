@@ -21,7 +21,8 @@ def test_equal_tokens_do_not_lie_over_each_other() -> None:
 
 @pytest.mark.parametrize(("cut", "chance"), [(0.4, 0.5), (0.6, 0.2), (0.9, 0.0)])
 def test_the_chance_beyond_a_cut_is_of_the_tokens_a_nucleus_leaves_out(cut: float, chance: float) -> None:
-    assert chance_beyond(LOGITS[:1], ONE[:1], cut).item() == pytest.approx(chance, abs=1e-6)
+    found = chance_beyond(LOGITS[:1], ONE[:1], torch.tensor([cut, 0.95]))
+    assert found.flatten().tolist() == pytest.approx([chance, 0], abs=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

@@ -106,7 +106,7 @@ def test_check_holds_the_recipe_against_the_audit_of_its_rows(tiny_lm: str, tmp_
     assert facts["verdict"]["settings"] == {"data.behavior": "unknown"}
     assert facts["model"]["rows"] == len(ROWS)
     lines, warnings = audited(recipe)
-    assert lines[0] == "audit: train, with these settings"
+    assert lines[0] == "audit: train, within limits"
     assert warnings == []
     _, warnings = audited(of(ROWS, tiny_lm, tmp_path, "algorithm.method=topr"))
     assert "the audit asks for data.behavior=unknown, the recipe has None" in warnings[0]

@@ -38,6 +38,7 @@ def evidence_of(
         scored=len(scores),
         scores=len(set(scores)),
         copies=copies(groups),
+        answers=int(np.median([len(own) for own in groups.values()])) if groups else 0,
         contradictions=contradictions(groups),
         length=length_correlation(groups),
         shared=shared,

@@ -23,6 +23,8 @@ LIKELIER: Final = 8.0  # nats over the sample by which another temperature fits 
 CUT: Final = 10.0  # tokens expected beyond a nucleus where none is
 BESIDE: Final = 0.4  # of those expected just within it, that are there: a colder policy thins them out too
 NEARER: Final = 0.7  # |stored - the model's own| at another temperature / at the stated one
+OWN: Final = 0.01  # nats per token of surprise at answers that may be the model's own
+BOUNDED: Final = "use token weights, truncated, never weights of whole rows"
 FAR: Final = 1.0  # nats per token that the answers surprise the model more than its own would
 
 
@@ -55,7 +57,7 @@ class Verdict(NamedTuple):
 
 WORDS: Final = {  # of a decision: what to do, and how it looks on a page
     "train": ("train", "good"),
-    "limits": ("train, with these settings", "even"),
+    "limits": ("train, within limits", "even"),
     "stop": ("don't train", "bad"),
 }
 
@@ -69,6 +71,7 @@ class Evidence(NamedTuple):
     scored: int
     scores: int  # different ones
     copies: float = 0.0  # share of rows that repeat another, less what their log-probs make expected
+    answers: int = 0  # to a prompt, the median
     contradictions: float | None = None
     length: float | None = None  # correlation within prompts
     shared: int = 0  # rows whose prompt is in the evaluation file
@@ -87,7 +90,7 @@ def judge(evidence: Evidence, model: Mapping[str, Any] | None = None) -> Verdict
             reasons.append(reason)
             settings |= keys
         far = model["surprise"]["low"]
-        unknown = "behavior" not in model or "data.behavior" in settings
+        unknown = "behavior" not in model or settings.get("data.behavior") == "unknown"
         if far > FAR and unknown and method == "ppo":
             method = "awr"
             said = (
@@ -130,8 +133,11 @@ def _rows(e: Evidence, copies: float) -> list[tuple[Reason, dict[str, Any]]]:
         )
         found.append((Reason("leaked", "limit", said), {"data.leave_out": list(e.shared_files)}))
     if copies > COPIES:
-        said = f"{copies:.0%} of the rows are copies of others: each is kept once"
-        found.append((Reason("duplicated", "limit", said), {"data.drop_duplicates": True}))
+        said = (
+            f"{copies:.0%} of the rows repeat another more often than sampling would: of equal answers as "
+            f"many are kept as a prompt usually has, {e.answers}"
+        )
+        found.append((Reason("duplicated", "limit", said), {"data.max_copies": e.answers}))
     if e.contradictions is not None and e.contradictions > CONTRADICTIONS:
         said = (
             f"{e.contradictions:.0%} of equal answers to a prompt score differently: the reward is noisy; "
@@ -151,36 +157,48 @@ def _rows(e: Evidence, copies: float) -> list[tuple[Reason, dict[str, Any]]]:
 def _behavior(model: Mapping[str, Any]) -> list[tuple[Reason, dict[str, Any]]]:
     """Whether the stored log-probs are those of whoever wrote the answers."""
     if "behavior" not in model:
-        said = (
-            "behavior log-probs are not stored: no importance weights, ppo holds the ratio to the old actor"
-        )
-        return [(Reason("behavior unknown", "note", said), {})]
-    unknown = {"data.behavior": "unknown"}
+        said = "behavior log-probs are not stored"
+        return [_without(model, "behavior unknown", "note", said)]
     gap, cut = model["behavior"], _cut(model)
     if gap["median"] < REPRODUCED[0] and gap["p99"] < REPRODUCED[1] and not _elsewhere(model):
         if cut is not None:
-            said = f"the answers come from a nucleus (top_p about {cut:.2f}), the log-probs do not say so"
-            return [(Reason("top-p cut", "limit", f"{said}: they are not used"), unknown)]
+            said = (
+                f"the answers come from a nucleus (top_p about {cut:.2f}), and the log-probs do not say so: "
+                f"weights are up to {1 / max(cut, 0.01):.2g} times too large, {BOUNDED}"
+            )
+            return [(Reason("top-p cut", "limit", said), {})]
         likely = _likely(model)
         if likely is not None:
             said = (
                 f"the answers look sampled at temperature {likely:g}, but their log-probs are those at "
-                f"{model['stated_temperature']:g}: they are not used"
+                f"{model['stated_temperature']:g}: {BOUNDED}"
             )
-            return [(Reason("wrong temperature", "limit", said), unknown)]
+            return [(Reason("wrong temperature", "limit", said), {})]
         said = f"the model reproduces the stored log-probs within {gap['p99']:.2g} nats: they are its own"
         return [(Reason("reproduced", "note", said), {})]
     if gap["lowest"] > -ONE_SIDED and gap["p99"] > 2 * ONE_SIDED:
         said = "the stored log-probs are never below the model's own, as after a top-p or top-k cut"
-        return [(Reason("top-p cut", "limit", f"{said}: they are not used"), unknown)]
+        return [(Reason("top-p cut", "limit", f"{said}: {BOUNDED}"), {})]
     weight = model["token_weight"]
     if weight["low"] > 1 + WEIGHT or weight["high"] < 1 - WEIGHT:
         said = (
             f"importance weights average {weight['mean']:.3g} ({weight['low']:.3g} to {weight['high']:.3g}), "
             "not 1: the stored log-probs are not of who wrote the answers, and are not used"
         )
-        return [(Reason("wrong model", "limit", said), unknown)]
+        return [_without(model, "wrong model", "limit", said)]
     return _stale(model)
+
+
+def _without(model: Mapping[str, Any], finding: str, level: str, said: str) -> tuple[Reason, dict[str, Any]]:
+    """What to do where there are no log-probs to use: the model's own, where the answers are its own."""
+    surprise = model["surprise"]
+    own = surprise["low"] <= OWN and surprise["high"] >= -OWN
+    if own and _likely(model) is None and _cut(model) is None:
+        settings = {"data.behavior": "recomputed", "data.behavior_model": model["path"]}
+        said += "; the answers look like the model's own, so its log-probs are taken"
+        return Reason(finding, "limit", said), settings
+    said += "; without them there are no importance weights, and ppo holds the ratio to the old actor"
+    return Reason(finding, level, said), {} if "behavior" not in model else {"data.behavior": "unknown"}
 
 
 def _stale(model: Mapping[str, Any]) -> list[tuple[Reason, dict[str, Any]]]:
