@@ -55,7 +55,7 @@ READS: Mapping[str, tuple[str, ...]] = {
 }
 _NO_EFFECT = {"trainer": ("logger", "save_freq")}
 _ONLY_TRAIN = {
-    "data": ("train_batch_size", "val_files", "behavior", "behavior_model"),
+    "data": ("train_batch_size", "val_files", "leave_out", "behavior", "behavior_model"),
     "sft": ("share", "coef"),
 }
 

@@ -3,8 +3,9 @@
 `facts` holds: rows, tokens, nll, perplexity, surprise (-log p - H) with interval; temperatures: the mean
 log-prob of the stored tokens at each; cut: how much probability lies above the stored tokens, and how often
 it would without top_p. Where behavior log-probs are stored also behavior: how near the model's own they are,
-at each temperature too; token_weight: mean old / behavior with interval; distance and weights:
-functional/correction_metrics and staleness; by_length and by_policy: the main ones of each part.
+at each temperature too; token_weight: mean old / behavior with interval; distance, trace_kept and
+weights: functional/correction_metrics, advantages and staleness; by_length and by_policy: the main ones of
+each part.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rein.data.batches import micro_batches
+from rein.functional.advantages import trace_kept
 from rein.functional.calibration import above, chance_beyond, surprise
 from rein.functional.correction_metrics import distance_metrics
 from rein.functional.log_probs import log_probs_of
@@ -137,6 +139,7 @@ def _against_behavior(read: Read, rows: Sequence[Trajectory]) -> dict[str, Any]:
         },
         "token_weight": {"mean": mean, "low": interval[0], "high": interval[1]},
         "distance": distance_metrics(*dense),
+        "trace_kept": trace_kept(*dense),
         "weights": staleness(*dense),
         "by_length": parts,
         "by_policy": policies,

@@ -37,11 +37,11 @@ def audit(recipe: Recipe, files: Sequence[str | Path], actor: Actor, encoder: En
     rows: list[Trajectory] = []
     if kind in ("trajectories", "preferences"):
         rows = load_trajectories(files, encoder, recipe.data).rows
-    others = recipe.evaluate.files or recipe.data.val_files
+    others = evaluation_files(recipe)
     asked = {prompt_key(prompt.prompt_ids) for prompt in _prompts(recipe, others, encoder)}
     evidence = evidence_of(kind, rows, evaluation=asked, evaluation_files=others)
     model = facts(actor, rows, recipe.actor.ppo_max_token_len_per_gpu) if rows else None
-    return Audited(evidence, model, judge(evidence, model))
+    return Audited(evidence, model, judge(evidence, model, recomputed=recipe.data.behavior == "recomputed"))
 
 
 def audit_with(recipe: Recipe, files: Sequence[str | Path], path: str) -> Audited:
@@ -54,6 +54,11 @@ def audit_with(recipe: Recipe, files: Sequence[str | Path], path: str) -> Audite
         vocab_size=actor.vocabulary,
     )
     return audit(recipe, files, actor, encoder)
+
+
+def evaluation_files(recipe: Recipe) -> list[str]:
+    """What training must not have seen: the prompts of the evaluation and of the validation."""
+    return [*recipe.evaluate.files, *recipe.data.val_files]
 
 
 def _prompts(recipe: Recipe, files: Sequence[str], encoder: Encoder) -> Sequence[Any]:

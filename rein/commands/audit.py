@@ -41,7 +41,7 @@ def run(
     files, keys = _chosen(given, recipe)
     folder = paths.stage_dir(recipe, "audit")
     encoder, own = _encoder(recipe)
-    evaluation = recipe.evaluate.files or recipe.data.val_files
+    evaluation = [*recipe.evaluate.files, *recipe.data.val_files]
     with console.progress(_rows(sources(files)), "audit") as advance:
         facts, rejects = audit(
             files,
@@ -60,7 +60,7 @@ def run(
 
 def _judged(recipe: Recipe, files: Files, facts: Facts) -> dict[str, Any]:
     """What the model of model.path says of the rows, where there is one, and what follows."""
-    evaluation = list(recipe.evaluate.files or recipe.data.val_files)
+    evaluation = [*recipe.evaluate.files, *recipe.data.val_files]
     answers = facts["kind"] in ("trajectories", "preferences") and facts["rows"]["usable"]
     if recipe.model.path is None or not answers:
         return {"verdict": judge(evidence_in(facts, evaluation)).as_json()}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rein.commands.check_audit import audited
+from rein.commands.check_audit import as_planned, audited
 from rein.commands.check_memory import Parts, Shape, estimate, sizes
 from rein.commands.check_plan import Plan, open_encoder, plan_all
 from rein.config import paths
@@ -34,6 +34,7 @@ ROWS = {
 def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str, Any]:
     """Print the plan; returns it. Raises what the stages would raise for missing or unusable inputs."""
     pipeline.preflight(recipe, recipe.stages)
+    given, recipe = recipe, as_planned(recipe)
     plans = plan_all(recipe, open_encoder(recipe, Path(paths.base_model(recipe)).expanduser()))
     shapes = sizes(recipe)
     memory = estimate(recipe, plans, shapes)
@@ -50,7 +51,7 @@ def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str
         console.say(f"  {line}")
     for role, shape in shapes.items():
         console.say(f"  {role}: {_millions(shape)}")
-    said, warned = audited(recipe)
+    said, warned = audited(given)
     for line in said:
         console.say(f"  {line}")
     warnings = [

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from rein.config import paths
-from rein.config.load import resolved
+from rein.config.load import resolved, settled_by
 from rein.config.methods import AUTO
 from rein.config.recipe import Recipe
 from rein.data.files import sources
+from rein.data.parquet import columns_of
+from rein.data.schemas import kind_of
 from rein.errors import DataError
 
 
@@ -35,6 +37,17 @@ def audited(recipe: Recipe) -> tuple[list[str], list[str]]:
         for key, value in verdict["settings"].items()
         if own.get(key) != value
     ]
+
+
+def as_planned(recipe: Recipe) -> Recipe:
+    """Under `auto` pairs are for dpo, so the plan is dpo's; of other rows it is ppo's until they are audited."""
+    if recipe.algorithm.method != AUTO or "train" not in recipe.stages:
+        return recipe
+    try:
+        kind = kind_of(columns_of(sources(paths.train_files(recipe))[0]))
+    except DataError:  # made by an earlier stage, or no file: the plan says so itself
+        return recipe
+    return settled_by(recipe, "dpo", {})[0] if kind == "preferences" else recipe
 
 
 def _facts(recipe: Recipe) -> Mapping[str, Any] | None:

@@ -72,10 +72,16 @@ def load(source: str | Path | None, words: Sequence[str] = ()) -> tuple[Recipe, 
 def settled_by(recipe: Recipe, method: str, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
     """The recipe with this method, and `settings` beneath the keys that it gives itself; and what came of it.
 
-    Raises ConfigError where they do not go together.
+    A key that has its default is not taken for given: a recipe written by a run names them all. What is left
+    out is left out for both. Raises ConfigError where they do not go together.
     """
-    given = _flat(recipe.model_dump(mode="json", exclude_unset=True))
+    given = _flat(recipe.model_dump(mode="json", exclude_unset=True, exclude_defaults=True))
     given["algorithm.method"] = method
+    if "data.leave_out" in settings:
+        both = [*given.pop("data.leave_out", []), *settings["data.leave_out"]]
+        settings = {**settings, "data.leave_out": list(dict.fromkeys(both))}
+    if given.get("data.behavior", "recomputed") != "recomputed":
+        settings = {key: value for key, value in settings.items() if key != "data.behavior_model"}
     below, notes = beneath({**settings, **given})
     for key in settings.keys() & given.keys():
         if settings[key] != given[key]:
@@ -85,7 +91,7 @@ def settled_by(recipe: Recipe, method: str, settings: Mapping[str, Any]) -> tupl
         _put(nested, key, value)
     found = Recipe.model_validate_json(json.dumps(nested), strict=True)
     for key, message in broken(found):
-        raise ConfigError(f"algorithm.method auto -> {method}: {key}: {message}")
+        raise ConfigError(f"algorithm.method auto -> {method}: {key}: {message}; or name another method")
     return found, notes
 
 

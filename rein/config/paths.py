@@ -16,6 +16,7 @@ PLACES = (
         "data.train_files",
         "data.val_files",
         "data.behavior_model",
+        "data.leave_out",
         "sft.files",
         "reward.files",
         "reward.path",

@@ -34,8 +34,11 @@ class KlCoefs(NamedTuple):
     note: str
 
 
-def kl_coefs(recipe: Recipe) -> KlCoefs:
-    """`algorithm.kl_ctrl.kl_coef` is of the KL that is on; `actor.kl_loss_coef` wins for the loss's."""
+def kl_coefs(recipe: Recipe, *, known: bool | None = None) -> KlCoefs:
+    """`algorithm.kl_ctrl.kl_coef` is of the KL that is on; `actor.kl_loss_coef` wins for the loss's.
+
+    `known`: whether the behavior policy is, where the rows have been seen.
+    """
     control, own = recipe.algorithm.kl_ctrl, recipe.actor.kl_loss_coef
     shared, name = control.kl_coef, "algorithm.kl_ctrl.kl_coef"
     if control.schedule is not None:
@@ -49,7 +52,12 @@ def kl_coefs(recipe: Recipe) -> KlCoefs:
         given = shared if own is None else own
         in_loss = KL_LOSS_COEF if given is None else given
         source = "actor.kl_loss_coef" if own is not None else name
-        kind = recipe.actor.kl_loss_type or "off_policy (k3_soft where behavior is unknown)"
+        unsettled = {
+            None: "off_policy (k3_soft where behavior is unknown)",
+            True: "off_policy",
+            False: "k3_soft",
+        }
+        kind = recipe.actor.kl_loss_type or unsettled[known]
         words.append(f"KL loss {in_loss:g} ({'default' if given is None else source}), {kind}")
     if not words:
         words.append("no KL to the reference in the loss or the reward")

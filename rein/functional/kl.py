@@ -115,6 +115,7 @@ def off_policy_kl(
 ) -> Tensor:
     """(ref / mu) (w log w - w + 1) with w = actor / ref, per token, [B, T]: never negative.
 
+    It is (actor / mu) k3 (joschu.net/blog/kl-approx), k3 weighted for tokens that mu sampled.
     Under tokens of the behavior policy mu its expectation at a state is KL(actor || ref). Log-ratios are
     clamped at 20; `cap` bounds the value for a lighter tail (and a bias).
     """

@@ -18,6 +18,7 @@ from typing import Any
 from rein import manifest
 from rein.config import paths
 from rein.config.load import dump, write_json
+from rein.config.methods import AUTO
 from rein.config.recipe import Recipe, RewardSpec
 from rein.data.files import sources
 from rein.errors import CheckpointError, ConfigError
@@ -110,7 +111,8 @@ def stage_inputs(recipe: Recipe, stage: str) -> list[str]:
             models = [paths.start_policy(recipe, "train"), paths.critic_start(recipe)]
             models += paths.behavior_model(recipe)
             files = [*paths.train_files(recipe), *recipe.data.val_files, *paths.mixed_files(recipe)]
-            return [*models, *files, *reward_model, *functions]
+            asked = recipe.evaluate.files if recipe.algorithm.method == AUTO else []
+            return [*models, *files, *recipe.data.leave_out, *asked, *reward_model, *functions]
         case "evaluate":
             before = recipe.evaluate.before or paths.start_policy(recipe, "train")
             after = recipe.evaluate.after or paths.trained_actor(recipe)

@@ -13,7 +13,7 @@ from rein.config import paths
 from rein.config.load import settled_by
 from rein.config.methods import AUTO, needs
 from rein.config.recipe import Recipe
-from rein.config.rules import kl_coefs, sums_over_vocabulary
+from rein.config.rules import sums_over_vocabulary
 from rein.data.audit.verdict import Verdict
 from rein.data.loader import load_prompts, rejects_kept, write_rejects
 from rein.data.tokenize import Encoder
@@ -39,6 +39,8 @@ from rein.tracking.fanout import open_trackers
 from rein.types import Prompt, Trajectory
 from rein.validator import Validator
 
+TRACE_KEPT = 0.5  # below, V-trace under `auto` is refused
+
 
 def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Job:
     """Open models and rows, compute what is constant, restore the newest snapshot.
@@ -49,11 +51,11 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     actor = load_actor(start, seed=derive(recipe.seed, "actor"), **_model_options(recipe))
     encoder = encoder_of(actor, recipe)
     marks = compared(encoder, console, start, [*paths.train_files(recipe), *paths.mixed_files(recipe)])
+    folder = paths.stage_dir(recipe, "train")
     audited = None
     if recipe.algorithm.method == AUTO:
-        recipe, audited = _obey(recipe, console, actor, encoder)
+        recipe, audited = _obey(recipe, console, actor, encoder, None if rehearsal else folder)
     wanted = needs(recipe)
-    folder = paths.stage_dir(recipe, "train")
     counts: Counts = {}
     rows = load_rows(
         recipe,
@@ -68,8 +70,6 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     if "critic" in wanted:
         options = _model_options(recipe)
         critic = load_critic(paths.critic_start(recipe), seed=derive(recipe.seed, "critic"), **options)
-    if "reference" in wanted:
-        console.say(f"KL: {kl_coefs(recipe).note}")
     corrected = corrects(recipe, console, rows.train)
     said = references(recipe, console, actor, rows.train[:16] if rehearsal else rows.train, counts)
     maker = ExperienceMaker(
@@ -94,15 +94,25 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     return job
 
 
-def _obey(recipe: Recipe, console: Console, actor: Actor, encoder: Encoder) -> tuple[Recipe, Verdict]:
+def _obey(
+    recipe: Recipe, console: Console, actor: Actor, encoder: Encoder, folder: Path | None
+) -> tuple[Recipe, Verdict]:
     """The recipe that the audit's verdict asks for. Raises DataError where it says not to train."""
     files = paths.train_files(recipe)
-    verdict = audit(recipe, files, actor, encoder).verdict
+    with rejects_kept(folder and folder / "rejects.jsonl"):
+        found = audit(recipe, files, actor, encoder)
+    verdict = found.verdict
     for reason in verdict.reasons:
         console.say(f"audit: {reason.said}")
     if verdict.decision == "stop":
         why = "; ".join(reason.said for reason in verdict.reasons if reason.level == "stop")
         raise DataError(f"{files[0]}: the audit says not to train: {why}; mend the data, or name a method")
+    kept = (found.model or {}).get("trace_kept", 1.0)
+    if recipe.algorithm.adv_estimator == "vtrace" and kept < TRACE_KEPT:
+        raise DataError(
+            f"{files[0]}: too far from who wrote the rows for V-trace, which keeps {kept:.2f} of the reward "
+            f"at the start of a row, {TRACE_KEPT} is needed; write algorithm.adv_estimator=gae"
+        )
     recipe, notes = settled_by(recipe, verdict.method, verdict.settings)
     words = [verdict.method, *(f"{key}={_word(value)}" for key, value in verdict.settings.items())]
     console.say(f"algorithm.method: auto -> {' '.join(words)}")

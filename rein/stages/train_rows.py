@@ -15,6 +15,7 @@ import torch
 from rein.config import paths
 from rein.config.methods import needs, reads_scores
 from rein.config.recipe import Recipe
+from rein.config.rules import kl_coefs
 from rein.data.batches import over_budget_note
 from rein.data.groups import refuse_lacking, select
 from rein.data.loader import (
@@ -28,6 +29,7 @@ from rein.data.mixing import Mixing
 from rein.data.split import holdout, prompt_key
 from rein.data.tokenize import Encoder
 from rein.errors import ConfigError, DataError
+from rein.functional.kl import OFF_POLICY
 from rein.functional.rewards import score_statistics
 from rein.runtime.seeding import derive
 from rein.tracking.console import Console
@@ -162,19 +164,26 @@ def load_mixing(
 
 
 def corrects(recipe: Recipe, console: Console, rows: list[Trajectory]) -> bool:
-    """Whether old / behavior weighs or rejects tokens; `auto` follows the data, and says so."""
-    wanted = recipe.algorithm.rollout_correction
-    if wanted.bypass_mode:
-        console.say(f"rollout_correction: bypass mode, {wanted.loss_type} against the behavior policy")
-        return True
-    if wanted.rollout_is is None and wanted.rollout_rs is None:
-        return False
+    """Whether old / behavior weighs or rejects tokens; `auto` follows the data, and says so.
+
+    Raises DataError where only some of the rows have what the correction, or the KL loss, reads.
+    """
+    wanted, actor = recipe.algorithm.rollout_correction, recipe.actor
     known = sum(row.behavior_log_probs is not None for row in rows)
-    if 0 < known < len(rows):
+    correcting = wanted.bypass_mode or wanted.rollout_is is not None or wanted.rollout_rs is not None
+    weighing = actor.use_kl_loss and actor.kl_loss_type in (None, OFF_POLICY)
+    if 0 < known < len(rows) and (correcting or weighing):
         raise DataError(
             f"{paths.train_files(recipe)[0]}: {len(rows) - known} of {len(rows)} rows have no "
             "behavior_log_probs; leave those rows out, or set data.behavior=unknown"
         )
+    if "reference" in needs(recipe):
+        console.say(f"KL: {kl_coefs(recipe, known=bool(known)).note}")
+    if wanted.bypass_mode:
+        console.say(f"rollout_correction: bypass mode, {wanted.loss_type} against the behavior policy")
+        return True
+    if not correcting:
+        return False
     if not known:
         console.say("rollout_correction: auto -> none, the behavior policy is unknown")
         return False

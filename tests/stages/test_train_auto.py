@@ -9,13 +9,14 @@ import pytest
 from rows_made import random_trajectories
 
 from rein.commands import audit as command
+from rein.commands import check
 from rein.commands.check_audit import audited
-from rein.config.load import load, settled_by
+from rein.config.load import dump, load, settled_by
 from rein.config.recipe import Recipe
 from rein.data.parquet import write_rows
-from rein.data.schemas import PROMPTS, TRAJECTORIES, trajectory_row
+from rein.data.schemas import PREFERENCES, PROMPTS, TRAJECTORIES, trajectory_row
 from rein.errors import DataError
-from rein.stages import train
+from rein.stages import pipeline, train
 from rein.tracking.console import Console
 from rein.types import Trajectory
 
@@ -96,6 +97,47 @@ def test_rows_of_prompts_to_leave_out_are_counted(tiny_lm: str, tmp_path: Path) 
     assert counts["in"] == counts["left_out"] + counts["trained"] + counts["held_out"] + counts["rejected"]
 
 
+def test_a_recipe_that_a_run_wrote_still_follows_the_verdict(tiny_lm: str, tmp_path: Path) -> None:
+    recipe = of(ROWS, tiny_lm, tmp_path)
+    dump(recipe, tmp_path / "written.json")
+    again = load(tmp_path / "written.json", [])[0]
+    assert train.run(again, QUIET)["audit"]["settings"] == {"data.behavior": "unknown"}
+    assert settled_by(again, "awr", {})[0].actor.policy_loss.loss_mode == "awr"
+
+
+def test_other_evaluation_prompts_make_auto_train_anew(tiny_lm: str, tmp_path: Path) -> None:
+    def asked(rows: list[Trajectory], name: str) -> str:
+        schema = PROMPTS.append(TRAJECTORIES.field("prompt_ids"))
+        write_rows(tmp_path / name, [{"prompt": "x", "prompt_ids": r.prompt_ids} for r in rows], schema, {})
+        return f"evaluate.files={tmp_path / name}"
+
+    first = of(ROWS, tiny_lm, tmp_path, asked(random_trajectories(5, seed=9), "one.parquet"))
+    pipeline.run(first, QUIET)
+    manifest = tmp_path / "run" / "train" / "manifest.json"
+    assert json.loads(manifest.read_text())["rows"].get("left_out", 0) < 5
+    pipeline.run(of(ROWS, tiny_lm, tmp_path, asked(ROWS[:5], "two.parquet")), QUIET)
+    assert json.loads(manifest.read_text())["rows"]["left_out"] >= 5
+
+
+def test_what_is_left_out_is_left_out_for_both(tiny_lm: str) -> None:
+    recipe = load(None, ["algorithm.method=auto", "data.leave_out=[a.parquet]"])[0]
+    found, notes = settled_by(recipe, "ppo", {"data.leave_out": ["b.parquet", "a.parquet"]})
+    assert list(found.data.leave_out) == ["a.parquet", "b.parquet"]
+    assert notes == []
+
+
+def test_a_kl_loss_is_of_one_kind_in_a_run(tiny_lm: str, tmp_path: Path) -> None:
+    mixed = [
+        dataclasses.replace(row, behavior_log_probs=None) if i < 8 else row for i, row in enumerate(ROWS)
+    ]
+    words = ("algorithm.method=ppo", "algorithm.rollout_correction.rollout_is=null")
+    with pytest.raises(
+        DataError, match=r"8 of 160 rows have no behavior_log_probs; .*data\.behavior=unknown"
+    ):
+        train.run(of(mixed, tiny_lm, tmp_path, *words), QUIET)
+    assert train.run(of(mixed, tiny_lm, tmp_path), QUIET)["audit"]["settings"] == {"data.behavior": "unknown"}
+
+
 def test_check_holds_the_recipe_against_the_audit_of_its_rows(tiny_lm: str, tmp_path: Path) -> None:
     recipe = of(ROWS, tiny_lm, tmp_path)
     lines, warnings = audited(recipe)
@@ -112,6 +154,14 @@ def test_check_holds_the_recipe_against_the_audit_of_its_rows(tiny_lm: str, tmp_
     assert "the audit asks for data.behavior=unknown, the recipe has None" in warnings[0]
     of(ROWS[:-1], tiny_lm, tmp_path)  # other rows under the same name
     assert audited(recipe)[0][0].startswith("algorithm.method auto")
+
+
+def test_pairs_under_auto_are_planned_and_trained_as_dpo(tiny_lm: str, tmp_path: Path) -> None:
+    pairs = [{"prompt": f"{i}+1=", "chosen": f"{i + 1}", "rejected": f"{i + 2}"} for i in range(160)]
+    write_rows(tmp_path / "pairs.parquet", pairs, PREFERENCES, {})
+    recipe = of(ROWS, tiny_lm, tmp_path, f"data.train_files={tmp_path / 'pairs.parquet'}")
+    assert "critic" not in check.run(recipe, QUIET)["sizes"]
+    assert train.run(recipe, QUIET)["audit"]["method"] == "dpo"
 
 
 def test_a_method_lies_beneath_what_is_given() -> None:

@@ -37,6 +37,7 @@ def evidence_of(
         prompts=len(groups),
         scored=len(scores),
         scores=len(set(scores)),
+        known=sum(row.behavior_log_probs is not None for row in rows),
         copies=copies(groups),
         answers=int(np.median([len(own) for own in groups.values()])) if groups else 0,
         contradictions=contradictions(groups),

@@ -70,6 +70,7 @@ class Evidence(NamedTuple):
     prompts: int
     scored: int
     scores: int  # different ones
+    known: int | None = None  # rows that have behavior log-probs
     copies: float = 0.0  # share of rows that repeat another, less what their log-probs make expected
     answers: int = 0  # to a prompt, the median
     contradictions: float | None = None
@@ -78,17 +79,25 @@ class Evidence(NamedTuple):
     shared_files: tuple[str, ...] = ()
 
 
-def judge(evidence: Evidence, model: Mapping[str, Any] | None = None) -> Verdict:
-    """`model`: audit.model.facts, where a model was given."""
+def judge(evidence: Evidence, model: Mapping[str, Any] | None = None, *, recomputed: bool = False) -> Verdict:
+    """`model`: audit.model.facts, where a model was given; `recomputed`: who wrote the rows is named."""
     reasons = _stops(evidence)
     if evidence.kind == "preferences":
         reasons.append(Reason("preferences", "note", "pairs of answers without scores: dpo learns from them"))
     settings: dict[str, Any] = {}
     method = "dpo" if evidence.kind == "preferences" else "ppo"
-    if model is not None:
+    some = evidence.known is not None and 0 < evidence.known < evidence.rows
+    if some and not recomputed:
+        said = (
+            f"{evidence.rows - (evidence.known or 0)} of {evidence.rows} rows have no log-probs: none is used"
+        )
+        reasons.append(Reason("some log-probs", "limit", said))
+        settings["data.behavior"] = "unknown"
+    elif model is not None and method == "ppo" and not recomputed:
         for reason, keys in _behavior(model):
             reasons.append(reason)
             settings |= keys
+    if model is not None and not recomputed:
         far = model["surprise"]["low"]
         unknown = "behavior" not in model or settings.get("data.behavior") == "unknown"
         if far > FAR and unknown and method == "ppo":
@@ -197,7 +206,7 @@ def _without(model: Mapping[str, Any], finding: str, level: str, said: str) -> t
         settings = {"data.behavior": "recomputed", "data.behavior_model": model["path"]}
         said += "; the answers look like the model's own, so its log-probs are taken"
         return Reason(finding, "limit", said), settings
-    said += "; without them there are no importance weights, and ppo holds the ratio to the old actor"
+    said += "; without them there are no importance weights"
     return Reason(finding, level, said), {} if "behavior" not in model else {"data.behavior": "unknown"}
 
 

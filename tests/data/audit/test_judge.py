@@ -98,3 +98,11 @@ def test_evidence_counts_prompts_and_what_the_evaluation_asks_too() -> None:
     assert (found.rows, found.shared, found.shared_files) == (6, 2, ("t.parquet",))
     none = evidence_of("trajectories", rows, evaluation=(), evaluation_files=["t.parquet"])
     assert (none.shared, none.shared_files) == (0, ())
+
+
+def test_rows_of_which_some_have_log_probs_use_none() -> None:
+    found = judge(FINE._replace(known=999))
+    assert (found.decision, found.settings) == ("limits", {"data.behavior": "unknown"})
+    assert [reason.finding for reason in found.reasons] == ["some log-probs"]
+    assert judge(FINE._replace(known=999), recomputed=True).decision == "train"
+    assert judge(FINE._replace(known=1000)).decision == "train"
