@@ -40,7 +40,7 @@ def audited(recipe: Recipe) -> tuple[list[str], list[str]]:
 
 
 def as_planned(recipe: Recipe) -> Recipe:
-    """Under `auto` pairs are for dpo, so the plan is dpo's; of other rows it is ppo's until they are audited."""
+    """Under `auto` the plan of pairs is dpo's; of other rows it is ppo's until they are audited."""
     if recipe.algorithm.method != AUTO or "train" not in recipe.stages:
         return recipe
     try:

@@ -73,7 +73,7 @@ def test_what_the_recipe_gives_itself_holds(
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (ROWS[:20], "20 usable rows of 20 prompts: at least 128 of 16 are needed"),
+        (ROWS[:20], "20 usable rows of 20 prompts are too few: give 128 rows or more"),
         ([row.with_score(0.5) for row in ROWS], "every answer scores the same"),
     ],
 )

@@ -121,8 +121,13 @@ def _stops(e: Evidence) -> list[Reason]:
         do = "generate answers first (rein rollout)" if e.kind == "prompts" else "use them for sft"
         return [Reason("no answers", "stop", f"a file of {e.kind} has no scored answers: {do}")]
     found = []
-    if e.rows < MIN_ROWS or e.prompts < MIN_PROMPTS:
-        said = f"{e.rows} usable rows of {e.prompts} prompts: at least {MIN_ROWS} of {MIN_PROMPTS} are needed"
+    left = e.rows - e.shared
+    if left < MIN_ROWS or e.prompts < MIN_PROMPTS:
+        others = f", less {e.shared} that answer evaluation prompts," if e.shared else ""
+        said = (
+            f"{e.rows} usable rows of {e.prompts} prompts{others} are too few: give {MIN_ROWS} rows or more"
+        )
+        said += f" of {MIN_PROMPTS} prompts or more"
         found.append(Reason("too few", "stop", said))
     if e.kind == "preferences":
         return found

@@ -22,6 +22,7 @@ DATA = "data.leave_out"
     [
         ({}, "train", None, {}),
         ({"rows": 127}, "stop", "too few", {}),
+        ({"shared": 900, "shared_files": ("t",)}, "stop", "too few", {DATA: ["t"]}),
         ({"prompts": 15}, "stop", "too few", {}),
         ({"scored": 0, "scores": 0}, "stop", "no score", {}),
         ({"scores": 1}, "stop", "no spread", {}),
@@ -39,7 +40,8 @@ def test_each_limit_has_its_verdict(
 ) -> None:
     found = judge(FINE._replace(**changes))
     assert (found.decision, found.settings, found.method) == (decision, settings, "ppo")
-    assert [reason.finding for reason in found.reasons] == ([finding] if finding else [])
+    assert [reason.finding for reason in found.reasons][:1] == ([finding] if finding else [])
+    assert len(found.reasons) <= 1 + len(settings)
     said = found.as_json()
     assert said["tone"] == {"train": "good", "limits": "even", "stop": "bad"}[decision]
     assert ("auto follows" in said["sentences"][-1]) == (decision != "stop")
