@@ -162,6 +162,8 @@ def _check_sft(row: Row) -> None:
         answers = [turn for turn in messages if turn["role"] == ASSISTANT]
         if not answers:
             raise BadRow("no assistant turn", "the messages hold no assistant turn to learn")
+        if messages[-1]["role"] != ASSISTANT:
+            raise BadRow("ends in no answer", f"the last message is a {messages[-1]['role']} turn")
         _check_answer(answers[-1:], s.MESSAGES)
         return
     _check_prompts(row)
