@@ -266,6 +266,7 @@ def _parser() -> _Parser:
             sub.add_argument("words", metavar="DATA", nargs="+", help=what)
             continue
         if verb == "convert":
+            sub.add_argument("--force", action="store_true", help="overwrite OUT where it exists")
             sub.add_argument(
                 "files", metavar="FILE", nargs="+", help="files, globs or folders to read, then OUT"
             )

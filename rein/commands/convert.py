@@ -50,6 +50,7 @@ def run_words(words: Namespace, console: Console) -> None:
         limit=None if given["limit"] is None else int(given["limit"]),
         max_bad_fraction=0.01 if given["max_bad_fraction"] is None else given["max_bad_fraction"],
         options=Options(given["temperature"], words.log_probs),
+        force=words.force,
     )
 
 
@@ -63,6 +64,7 @@ def run(
     max_bad_fraction: float = 0.01,
     limit: int | None = None,
     options: Options | None = None,
+    force: bool = False,  # overwrite `out`
 ) -> None:
     """Convert the files; raises DataError where a layout is unknown or too many rows are unusable."""
     path = Path(out)
@@ -71,6 +73,8 @@ def run(
     found = sources(list(files))
     if any(file.path.resolve() == path.resolve() for file in found):
         raise ConfigError(f"{out}: is among the files to read; write to another name")
+    if path.exists() and not force:
+        raise ConfigError(f"{out}: exists already; name a new file last, or overwrite it with --force")
     decisions = [(file, _decided(file, form)) for file in found]
     asked = {file.name for file, decision in decisions if decision.layout.name == "batch input"}
     answers = [(file, decision) for file, decision in decisions if file.name not in asked]
@@ -191,7 +195,12 @@ def _judged(
             f"{rejects.path.name}) or raise --max-bad-fraction ({max_bad_fraction:g})"
         )
     if not count.written:
-        why = ", ".join(f"{n} {what}" for what, n in count.left_out.items()) or "the files have no rows"
+        rejects.keep()
+        why = ", ".join(f"{n} {what}" for what, n in count.left_out.items() if n)
+        if rejects.total:
+            unusable = f"unusable: {rejects.summary(count.rows)}, all in {rejects.path.name}"
+            why = f"{why}, {unusable}" if why else unusable
+        why = why or "the files have no rows"
         raise DataError(f"{path.name}: not written, nothing is left: {why}; give a file with usable rows")
 
 
