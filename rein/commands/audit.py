@@ -19,7 +19,7 @@ from rein.config.recipe import Recipe, Sft
 from rein.data.audit import audit
 from rein.data.audit.evidence import evidence_in
 from rein.data.audit.verdict import Reason, judge
-from rein.data.files import Files, Source, atomic, is_parquet, sources
+from rein.data.files import Files, Source, atomic, is_parquet, sources, unread
 from rein.data.loader import write_rejects
 from rein.data.parquet import columns_of, row_count
 from rein.data.tokenize import Encoder
@@ -39,6 +39,8 @@ def run(
     for note in notes:
         console.say(f"note: {note}")
     files, keys = _chosen(given, recipe)
+    for note in unread(files):
+        console.say(f"note: {note}")
     folder = paths.stage_dir(recipe, "audit")
     encoder, own = _encoder(recipe)
     evaluation = [*recipe.evaluate.files, *recipe.data.val_files]

@@ -15,7 +15,7 @@ from rein.commands.convert_files import Rejects, Requests, write
 from rein.commands.convert_report import Count, say, say_decisions
 from rein.data import schemas as s
 from rein.data.files import Source as File
-from rein.data.files import sources
+from rein.data.files import sources, unread
 from rein.data.formats import AUTO, Decision, decide
 from rein.data.formats.kinds import as_kind, for_pairs, pairs_of, prompt_name
 from rein.data.formats.layout import Ledger, Options, Source, absent
@@ -71,6 +71,8 @@ def run(
     options = options or Options()
     _check(path, to, max_bad_fraction, options)
     found = sources(list(files))
+    for line in unread(files):
+        console.say(f"note: {line}")
     if any(file.path.resolve() == path.resolve() for file in found):
         raise ConfigError(f"{out}: is among the files to read; write to another name")
     if path.exists() and not force:

@@ -152,6 +152,33 @@ def test_where_every_row_is_unusable_the_rejects_are_kept_and_said(
     assert len((tmp_path / "out.jsonl.rejects.jsonl").read_text().splitlines()) == 2
 
 
+def test_what_a_folder_holds_beside_the_files_read_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "in"
+    for name in ("a.jsonl", "out.jsonl.rejects.jsonl", "b.json", "c.json", "manifest.json"):
+        lines(folder / name, [pair(0)])
+    told = f"{folder}: 2 .json files beside the .jsonl files not read: name them to read them\n"
+    assert convert(folder, tmp_path / "out.jsonl") == 0
+    said = capsys.readouterr().out
+    assert told in said
+    assert "1 rows in = 1 written" in said
+    assert cli.main(["audit", str(folder), f"out={tmp_path}/run"]) == 0
+    assert told in capsys.readouterr().out
+
+
+def test_an_interrupted_convert_speaks_of_no_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*words: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rein.commands.convert.run", interrupt)
+    assert convert("in.jsonl", tmp_path / "out.jsonl") == 130
+    said = capsys.readouterr().err
+    assert said == "error: interrupted: nothing is written half; give the same command again\n"
+
+
 @pytest.mark.parametrize("odd", [float("nan"), float("-inf"), None, 0.5])
 def test_log_probs_that_the_loader_refuses_are_left_out_and_counted(
     odd: float | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
