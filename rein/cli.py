@@ -88,6 +88,7 @@ OPTIONS: dict[str, dict[str, tuple[str, str]]] = {  # of a verb, with a value: w
         "--max-size": ("SIZE", "prune what was used longest ago until the rest is no larger, such as 10GB"),
     },
 }
+ATOMIC = ("convert", "audit", "check", "cache")  # no stages: there are none to keep
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
 _PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM)
 
@@ -128,6 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         code, message = exit_code(error)
+        if code in (130, 143) and words[0] in ATOMIC:
+            message = f"{message.partition(':')[0]}: nothing is written half; give the same command again"
         if message:
             print(f"error: {message}", file=sys.stderr)
         return code
@@ -266,9 +269,8 @@ def _parser() -> _Parser:
             sub.add_argument("words", metavar="DATA", nargs="+", help=what)
             continue
         if verb == "convert":
-            sub.add_argument(
-                "files", metavar="FILE", nargs="+", help="files, globs or folders to read, then OUT"
-            )
+            sub.add_argument("--force", action="store_true", help="overwrite OUT where it exists")
+            sub.add_argument("files", metavar="FILE", nargs="+", help="files, globs or folders, then OUT")
             continue
         if verb == "cache":
             sub.add_argument(

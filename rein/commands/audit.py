@@ -18,12 +18,12 @@ from rein.config.load import PACKAGED, load, write_json
 from rein.config.recipe import Recipe, Sft
 from rein.data.audit import audit
 from rein.data.audit.evidence import evidence_in
-from rein.data.audit.verdict import judge
-from rein.data.files import Files, Source, atomic, is_parquet, sources
+from rein.data.audit.verdict import Reason, judge
+from rein.data.files import Files, Source, atomic, is_parquet, sources, unread
 from rein.data.loader import write_rejects
 from rein.data.parquet import columns_of, row_count
 from rein.data.tokenize import Encoder
-from rein.errors import ConfigError
+from rein.errors import ConfigError, DataError
 from rein.report.audit import lines, render, sections
 from rein.report.section import Facts
 from rein.tracking.console import Console
@@ -39,6 +39,8 @@ def run(
     for note in notes:
         console.say(f"note: {note}")
     files, keys = _chosen(given, recipe)
+    for note in unread(files):
+        console.say(f"note: {note}")
     folder = paths.stage_dir(recipe, "audit")
     encoder, own = _encoder(recipe)
     evaluation = [*recipe.evaluate.files, *recipe.data.val_files]
@@ -52,21 +54,30 @@ def run(
             sft=keys,
             passed=lambda rows: advance(rows),
         )
-    facts |= _judged(recipe, files, facts)
     write_rejects(folder / "rejects.jsonl", rejects)
+    facts |= _judged(recipe, files, facts)
     _write(facts, folder, console)
     return facts
 
 
 def _judged(recipe: Recipe, files: Files, facts: Facts) -> dict[str, Any]:
-    """What the model of model.path says of the rows, where there is one, and what follows."""
+    """What the model of model.path says of the rows, where there is one, and what follows.
+
+    Files that training refuses are a finding here, no error.
+    """
     evaluation = [*recipe.evaluate.files, *recipe.data.val_files]
+    verdict = judge(evidence_in(facts, evaluation))
     answers = facts["kind"] in ("trajectories", "preferences") and facts["rows"]["usable"]
     if recipe.model.path is None or not answers:
-        return {"verdict": judge(evidence_in(facts, evaluation)).as_json()}
+        return {"verdict": verdict.as_json()}
     from rein.audit.whole import audit_with  # imports torch
 
-    found = audit_with(recipe, [files] if isinstance(files, str | Path) else list(files), recipe.model.path)
+    names = [files] if isinstance(files, str | Path) else list(files)
+    try:
+        found = audit_with(recipe, names, recipe.model.path)
+    except DataError as error:
+        refused = Reason("refused", "stop", f"training refuses the data: {error}")
+        return {"verdict": verdict._replace(decision="stop", reasons=[refused, *verdict.reasons]).as_json()}
     return {"model": found.model, "verdict": found.verdict.as_json()}
 
 

@@ -41,7 +41,8 @@ def run(
         if older_than or max_size or everything or dry_run:
             raise ConfigError("rein cache ls: takes no option; write rein cache prune with it")
         _say(console, found, now, "")
-        console.say(f"{folder}: {_total(found)}")
+        there = folder.is_dir()
+        console.say(f"{folder}: {_total(found) if there else 'no such folder, so nothing is kept there'}")
         return
     if not (older_than or max_size or everything):
         raise ConfigError("rein cache prune: says not what; give --older-than DAYS, --max-size SIZE or --all")

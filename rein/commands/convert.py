@@ -15,7 +15,7 @@ from rein.commands.convert_files import Rejects, Requests, write
 from rein.commands.convert_report import Count, say, say_decisions
 from rein.data import schemas as s
 from rein.data.files import Source as File
-from rein.data.files import sources
+from rein.data.files import sources, unread
 from rein.data.formats import AUTO, Decision, decide
 from rein.data.formats.kinds import as_kind, for_pairs, pairs_of, prompt_name
 from rein.data.formats.layout import Ledger, Options, Source, absent
@@ -50,6 +50,7 @@ def run_words(words: Namespace, console: Console) -> None:
         limit=None if given["limit"] is None else int(given["limit"]),
         max_bad_fraction=0.01 if given["max_bad_fraction"] is None else given["max_bad_fraction"],
         options=Options(given["temperature"], words.log_probs),
+        force=words.force,
     )
 
 
@@ -63,14 +64,19 @@ def run(
     max_bad_fraction: float = 0.01,
     limit: int | None = None,
     options: Options | None = None,
+    force: bool = False,  # overwrite `out`
 ) -> None:
     """Convert the files; raises DataError where a layout is unknown or too many rows are unusable."""
     path = Path(out)
     options = options or Options()
     _check(path, to, max_bad_fraction, options)
     found = sources(list(files))
+    for line in unread(files):
+        console.say(f"note: {line}")
     if any(file.path.resolve() == path.resolve() for file in found):
         raise ConfigError(f"{out}: is among the files to read; write to another name")
+    if path.exists() and not force:
+        raise ConfigError(f"{out}: exists already; name a new file last, or overwrite it with --force")
     decisions = [(file, _decided(file, form)) for file in found]
     asked = {file.name for file, decision in decisions if decision.layout.name == "batch input"}
     answers = [(file, decision) for file, decision in decisions if file.name not in asked]
@@ -191,7 +197,12 @@ def _judged(
             f"{rejects.path.name}) or raise --max-bad-fraction ({max_bad_fraction:g})"
         )
     if not count.written:
-        why = ", ".join(f"{n} {what}" for what, n in count.left_out.items()) or "the files have no rows"
+        rejects.keep()
+        why = ", ".join(f"{n} {what}" for what, n in count.left_out.items() if n)
+        if rejects.total:
+            unusable = f"unusable: {rejects.summary(count.rows)}, all in {rejects.path.name}"
+            why = f"{why}, {unusable}" if why else unusable
+        why = why or "the files have no rows"
         raise DataError(f"{path.name}: not written, nothing is left: {why}; give a file with usable rows")
 
 

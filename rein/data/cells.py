@@ -85,9 +85,8 @@ def ids(value: Any, name: str, vocab_size: int) -> Ids | None:
     outside = np.flatnonzero((array < 0) | (array >= vocab_size)) if array.size else array
     if outside.size:
         place = int(outside[0])
-        raise BadRow(
-            "id outside of the vocabulary", f"{name}[{place}] is {array[place]}, vocabulary {vocab_size}"
-        )
+        why = "which is negative" if array[place] < 0 else f"vocabulary {vocab_size}"
+        raise BadRow("id outside of the vocabulary", f"{name}[{place}] is {array[place]}, {why}")
     return array.astype(np.int64)
 
 

@@ -18,6 +18,10 @@ from rein.errors import CheckpointError, DataError, shown
 Files = str | Path | Sequence[str | Path]
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
+METADATA = (  # what holds no row
+    *("manifest.json", "recipe.json", "audit.json", "state.json"),
+    *("dataset_info.json", "dataset_infos.json"),
+)
 PARQUET_MAGIC = b"PAR1"
 
 
@@ -40,6 +44,24 @@ def sources(files: Files) -> list[Source]:
     paths = [path for entry in given for path in _expand(os.path.expanduser(str(entry)))]
     names = Counter(path.name for path in paths)
     return [Source(path, shown(path.name if names[path.name] == 1 else str(path), 400)) for path in paths]
+
+
+def unread(files: Files) -> list[str]:
+    """A line for each kind of file that stands in a given folder beside those that are read."""
+    given = [files] if isinstance(files, str | Path) else list(files)
+    lines = []
+    for folder in dict.fromkeys(folder for entry in given for folder in _folders(str(entry))):
+        kinds = _by_suffix(folder)
+        for suffix, paths in kinds[1:]:
+            many = f"{len(paths)} {suffix} files" if len(paths) > 1 else f"1 {suffix} file"
+            lines.append(f"{folder}: {many} beside the {kinds[0][0]} files not read: name them to read them")
+    return lines
+
+
+def _folders(entry: str) -> list[Path]:
+    entry = os.path.expanduser(entry)
+    hits = [entry] if os.path.exists(entry) else sorted(glob.glob(entry, recursive=True))
+    return [Path(hit) for hit in hits if os.path.isdir(hit)]
 
 
 def is_parquet(source: Source) -> bool:
@@ -107,11 +129,24 @@ def _expand(entry: str) -> list[Path]:
 
 def _shards(folder: Path) -> list[Path]:
     """The files of the first kind that the folder has: metadata beside Parquet shards is no row."""
-    for suffix in SUFFIXES:
-        found = [p for p in folder.rglob(f"*{suffix}") if p.is_file() and not _hidden(p.relative_to(folder))]
-        if found:
-            return sorted(found)
-    raise DataError(f"{folder}: the folder has no .parquet, .jsonl or .json file; check the path")
+    found = _by_suffix(folder)
+    if not found:
+        raise DataError(f"{folder}: the folder has no .parquet, .jsonl or .json file of rows; check the path")
+    return found[0][1]
+
+
+def _by_suffix(folder: Path) -> list[tuple[str, list[Path]]]:
+    """The files that may hold rows, by kind; kinds without one are not there."""
+    kinds = [
+        (suffix, sorted(p for p in folder.rglob(f"*{suffix}") if p.is_file() and _of_rows(p, folder)))
+        for suffix in SUFFIXES
+    ]
+    return [(suffix, paths) for suffix, paths in kinds if paths]
+
+
+def _of_rows(path: Path, folder: Path) -> bool:
+    about = path.name in METADATA or path.name.endswith("rejects.jsonl")
+    return not about and not _hidden(path.relative_to(folder))
 
 
 def _hidden(path: Path) -> bool:

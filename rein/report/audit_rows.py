@@ -92,7 +92,8 @@ def endings(facts: Facts) -> Section | None:
         said.append(
             "finish_reason is not stored and the last ids differ: many responses may have no end token."
         )
-    if wall > 0.05 and found["longest"] > 1 and found["at_longest"] < found["rows"]:
+    cut = min(wall, 1 - found["stop"] / max(found["rows"], 1))  # what has finished met no limit
+    if cut > 0.05 and found["longest"] > 1 and found["at_longest"] < found["rows"]:
         warnings.append(
             f"{percent(wall)} of the responses are exactly the longest there is: a generation limit."
         )

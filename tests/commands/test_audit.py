@@ -105,6 +105,31 @@ def test_a_model_measures_text_and_brings_its_special_tokens(tmp_path: Path, tin
     assert facts["text"]["sides"]["prompt"]["special"] == {"<eos>": 1}
 
 
+def test_files_that_training_refuses_have_a_page_and_the_verdict_stop(tmp_path: Path, tiny_lm: str) -> None:
+    rows = made(temperature=0.5)
+    for row in rows[:5]:
+        row["score"] = float("nan")
+    data = written(tmp_path / "rows.parquet", rows)
+    facts = run([data, f"out={tmp_path / 'run'}"], QUIET, model=tiny_lm)
+    assert facts["verdict"]["decision"] == "stop"
+    assert facts["verdict"]["reasons"][0]["said"].startswith(
+        "training refuses the data: rows.parquet: unusable: 5 of 40 rows"
+    )
+    folder = tmp_path / "run" / "audit"
+    assert {path.name for path in folder.iterdir()} == {"audit.html", "audit.json", "rejects.jsonl"}
+    assert len((folder / "rejects.jsonl").read_text().splitlines()) == 5
+    assert "training refuses the data" in (folder / "audit.html").read_text().lower()
+
+
+def test_answers_of_one_length_that_all_finished_met_no_limit(tmp_path: Path) -> None:
+    for finish, warned in (("stop", False), (None, True)):
+        rows = made(finish_reason=finish, response_ids=[4, 1], behavior_log_probs=[-0.5, -0.5])
+        rows[0] |= {"response_ids": [1], "behavior_log_probs": [-0.5]}
+        facts = run([written(tmp_path / "rows.parquet", rows), f"out={tmp_path / 'run'}"], QUIET)
+        said = "\n".join(lines(facts, sections(facts)))
+        assert ("a generation limit" in said) == warned
+
+
 def test_a_recipe_names_the_files(tmp_path: Path) -> None:
     data, held = written(tmp_path / "a.parquet", made()), written(tmp_path / "b.parquet", made(4))
     recipe = tmp_path / "recipe.yaml"

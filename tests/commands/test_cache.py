@@ -53,7 +53,10 @@ def test_ls_tells_kind_model_rows_size_and_last_use(folder: Path, capsys: pytest
 
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert rein(capsys, "ls", f"out={tmp_path}/run") == (0, f"{tmp_path}/rein-cache: 0 entries, 0 bytes\n")
+    assert rein(capsys, "ls", f"out={tmp_path}/run") == (
+        0,
+        f"{tmp_path}/rein-cache: no such folder, so nothing is kept there\n",
+    )
     assert rein(capsys, "prune", "--all", f"out={tmp_path}/run")[0] == 0
     assert list(tmp_path.iterdir()) == []
 

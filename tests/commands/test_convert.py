@@ -25,7 +25,7 @@ def pair(i: int) -> dict[str, Any]:
 
 
 def convert(*words: object) -> int:
-    return cli.main(["convert", *map(str, words)])
+    return cli.main(["convert", "--force", *map(str, words)])
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -126,6 +126,71 @@ def test_reins_own_scored_rows_make_pairs(tmp_path: Path) -> None:
     rows = [{"prompt": "q", "response": str(i), "score": i, "temperature": 1.0} for i in (0, 2, 1)]
     assert convert(lines(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl", "--to", "preferences") == 0
     assert rows_of(tmp_path / "out.jsonl") == [{"prompt": "q", "chosen": "2", "rejected": "0"}]
+
+
+def test_a_file_that_is_there_is_overwritten_only_by_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [lines(tmp_path / f"{i}.jsonl", [pair(i)]) for i in range(3)]
+    before = files[-1].read_text()
+    assert cli.main(["convert", *map(str, files)]) == 2
+    assert "2.jsonl: exists already; name a new file last, or overwrite it with --force" in (
+        capsys.readouterr().err
+    )
+    assert files[-1].read_text() == before
+    assert cli.main(["convert", *map(str, files), "--force"]) == 0
+    assert rows_of(files[-1]) == [pair(0), pair(1)]
+
+
+def test_where_every_row_is_unusable_the_rejects_are_kept_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = lines(tmp_path / "in.jsonl", [{"prompt": "q", "chosen": "a", "rejected": "a"}] * 2)
+    assert convert(file, tmp_path / "out.jsonl", "--max-bad-fraction=1") == 3
+    said = capsys.readouterr().err
+    assert "nothing is left: unusable: 2 of 2 rows (2 chosen equals rejected); first: in.jsonl row 0" in said
+    assert len((tmp_path / "out.jsonl.rejects.jsonl").read_text().splitlines()) == 2
+
+
+def test_what_a_folder_holds_beside_the_files_read_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "in"
+    for name in ("a.jsonl", "out.jsonl.rejects.jsonl", "b.json", "c.json", "manifest.json"):
+        lines(folder / name, [pair(0)])
+    told = f"{folder}: 2 .json files beside the .jsonl files not read: name them to read them\n"
+    assert convert(folder, tmp_path / "out.jsonl") == 0
+    said = capsys.readouterr().out
+    assert told in said
+    assert "1 rows in = 1 written" in said
+    assert cli.main(["audit", str(folder), f"out={tmp_path}/run"]) == 0
+    assert told in capsys.readouterr().out
+
+
+def test_an_interrupted_convert_speaks_of_no_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*words: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rein.commands.convert.run", interrupt)
+    assert convert("in.jsonl", tmp_path / "out.jsonl") == 130
+    said = capsys.readouterr().err
+    assert said == "error: interrupted: nothing is written half; give the same command again\n"
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("-inf"), None, 0.5])
+def test_log_probs_that_the_loader_refuses_are_left_out_and_counted(
+    odd: float | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt": "q", "response": "a", "response_ids": [3, 4], "behavior_log_probs": [-0.5, 0.00001]}
+    masked = {**row, "behavior_log_probs": [-0.5, odd], "response_mask": [1, 0]}
+    rows = [row, {**row, "behavior_log_probs": [-0.5, odd]}, masked]
+    assert convert(lines(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl") == 0
+    assert ["behavior_log_probs" in row for row in rows_of(tmp_path / "out.jsonl")] == [True, False, True]
+    assert "1 rows: log-probs left out, behavior unknown: some are not finite or above 0" in (
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from data_made import CHAT, WriteParquet, characters, text_ids
 
 from rein.config.recipe import Data
+from rein.data import cells
 from rein.data.loader import (
     load_demonstrations,
     load_pairs,
@@ -151,6 +152,11 @@ BAD = [
     ({"behavior_log_probs": [-1.0]}, "lengths differ", "2 response_ids but 1 behavior_log_probs"),
     ({"behavior_log_probs": [-1.0, float("-inf")]}, "log-probs not finite", "behavior_log_probs[1] is -inf"),
 ]
+
+
+def test_a_negative_id_is_said_to_be_negative() -> None:
+    with pytest.raises(BadRow, match=r"^response_ids\[1\] is -7, which is negative$"):
+        cells.ids([20, -7], "response_ids", 2**63 - 1)
 
 
 def test_rejects_say_file_row_and_reason_even_where_they_stop_the_stage(

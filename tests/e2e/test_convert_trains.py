@@ -66,7 +66,7 @@ def train(tmp_path: Path) -> Trained:
     def go(rows: Rows, start: Path, form: str, *words: str, **body: Any) -> Path:
         source, made, out = tmp_path / "in.jsonl", tmp_path / "made.parquet", tmp_path / "run"
         source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        assert rein("convert", source, made, "--from", form) == 0
+        assert rein("convert", source, made, "--from", form, "--force") == 0
         stages = body.pop("stages", ["train"])
         given = {
             "out": str(out),

@@ -21,6 +21,7 @@ from rein.data.parquet import Row
 from rein.errors import ConfigError, DataError
 
 AUTO: Final = "auto"
+ENOUGH: Final = 0.9  # of the rows looked at: then a more particular layout is theirs, and the others are odd
 FORMATS: Final[dict[str, Format]] = {  # `auto` asks them in this order
     "vllm": VLLM,
     "openai": OPENAI,
@@ -45,7 +46,9 @@ class Decision:
 
 
 def decide(file: str, rows: Sequence[Row], form: str = AUTO) -> Decision:
-    """The layout that the most of these rows have; among equals the first of FORMATS.
+    """The layout that the most of these rows have, or a more particular one that ENOUGH of them have.
+
+    The more particular ones come first in FORMATS.
 
     Raises ConfigError for an unknown format, DataError where no layout fits, or one of no use.
     """
@@ -62,11 +65,15 @@ def decide(file: str, rows: Sequence[Row], form: str = AUTO) -> Decision:
     most = max((count for *_, count in counts), default=0)
     if not most:
         raise _undecidable(file, rows, form)
-    # A layout for all rows beats a more particular one that only some of them have.
-    name, layout, count = next(item for item in counts if item[2] == most)
+    enough = ENOUGH * len(rows)
+    name, layout, count = next(
+        (name, layout, count)
+        for name, layout, count in counts
+        if count == most or (count >= enough and not layout.refused)
+    )
     if layout.refused:
         raise DataError(f"{file}: {name}, {layout.name}: {layout.refused}")
-    equals = dict.fromkeys(other for other, _, fitting in counts if fitting == most and other != name)
+    equals = dict.fromkeys(other for other, _, fitting in counts if fitting >= count and other != name)
     return Decision(name, layout, count, len(rows), tuple(equals))
 
 

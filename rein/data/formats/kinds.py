@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from rein.data import schemas as s
+from rein.data.filters import LOG_PROB_TOLERANCE
 from rein.data.formats.chat import ASSISTANT, answer_text
-from rein.data.formats.layout import Ledger, absent
+from rein.data.formats.layout import Ledger, absent, is_number
+from rein.data.formats.log_probs import BEYOND, LEFT
 from rein.data.formats.typed import typed
 from rein.data.groups import best_against_worst
 from rein.data.parquet import Row
@@ -80,8 +82,24 @@ def _trajectories(row: Row, ledger: Ledger) -> list[Row]:
     if row.get(s.PROMPT) is None and row.get(s.MESSAGES):
         prompt, answer = _split(row[s.MESSAGES])
         row = {**row, s.PROMPT: prompt, s.RESPONSE: answer_text(answer)}
+    if not _are_log_probs(row):
+        ledger.noticed[f"{LEFT}{BEYOND}"] += 1
+        row = {**row, s.BEHAVIOR_LOG_PROBS: None}
     ledger.noticed[UNSCORED] += row.get(s.SCORE) is None and row.get(s.TOKEN_LEVEL_SCORES) is None
     return [row]
+
+
+def _are_log_probs(row: Row) -> bool:
+    """Whether the loader takes them: where the mask counts a token, finite and at most 0."""
+    found, mask = row.get(s.BEHAVIOR_LOG_PROBS), row.get(s.RESPONSE_MASK)
+    if not isinstance(found, list):
+        return True
+    counts = mask if isinstance(mask, list) and len(mask) == len(found) else [True] * len(found)
+    return all(
+        is_number(value) and value <= LOG_PROB_TOLERANCE
+        for value, counted in zip(found, counts, strict=True)
+        if counted
+    )
 
 
 def _preferences(row: Row, ledger: Ledger) -> list[Row]:
@@ -162,6 +180,8 @@ def _check_sft(row: Row) -> None:
         answers = [turn for turn in messages if turn["role"] == ASSISTANT]
         if not answers:
             raise BadRow("no assistant turn", "the messages hold no assistant turn to learn")
+        if messages[-1]["role"] != ASSISTANT:
+            raise BadRow("ends in no answer", f"the last message is a {messages[-1]['role']} turn")
         _check_answer(answers[-1:], s.MESSAGES)
         return
     _check_prompts(row)

@@ -177,6 +177,14 @@ def score_of(value: Any, name: str) -> float | None:
     return score
 
 
+def scored(value: Any, name: str) -> float:
+    """A verdict as a number, in a layout where every row has one."""
+    score = score_of(value, name)
+    if score is None:
+        raise BadRow("no score", f"{name} is missing")
+    return score
+
+
 _WORDS: Final = dict.fromkeys(
     ("true", "yes", "correct", "right", "pass", "passed", "good", "chosen"), 1.0
 ) | (dict.fromkeys(("false", "no", "incorrect", "wrong", "fail", "failed", "bad", "rejected"), 0.0))

@@ -18,7 +18,7 @@ from rein.data.formats.layout import (
     is_text,
     is_turn,
     is_turns,
-    score_of,
+    scored,
 )
 from rein.data.formats.preferences import read_pair
 from rein.data.parquet import Row
@@ -100,8 +100,8 @@ def _alpaca_labeled(source: Source) -> list[Row]:
     return [{**row, s.SCORE: _score(source)} for row in rows]
 
 
-def _score(source: Source) -> float | None:
-    return score_of(source.take(s.SCORE, *LABELS), "the label")
+def _score(source: Source) -> float:
+    return scored(source.take(s.SCORE, *LABELS), "the label")
 
 
 def _messages(source: Source, to: str) -> list[Message]:

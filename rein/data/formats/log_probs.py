@@ -18,6 +18,7 @@ CLAMPED: Final = -9998.0  # engines write -9999 where a log-prob is minus infini
 SUM_TOLERANCE: Final = 1e-2
 TOKEN_ID: Final = re.compile(r"(?:<)?token_id:(\d+)>?")
 ASSUMED: Final = "log-probs kept though no temperature is stored: 1 is assumed; --temperature says another"
+BEYOND: Final = "some are not finite or above 0"
 LEFT: Final = "log-probs left out, behavior unknown: "
 NAMELESS: Final = (
     LEFT + "the tokens are named by their texts, not by ids, so that they belong to no token that can be "
@@ -109,7 +110,7 @@ def _unusable(
     if len(values) != len(ids):
         return "their number is not that of the ids"
     if not all(math.isfinite(v) and CLAMPED < v <= LOG_PROB_TOLERANCE for v in values):
-        return "some are not finite or above 0"
+        return BEYOND
     if is_number(cumulative) and abs(sum(values) - cumulative) > SUM_TOLERANCE * max(1.0, abs(cumulative)):
         return "they do not sum to cumulative_logprob"
     return _bent(sampling) or _tempered(temperature_of(source, sampling), source.ledger.options.log_probs)

@@ -20,7 +20,7 @@ from rein.data.formats.layout import (
     is_text,
     is_turn,
     is_turns,
-    score_of,
+    scored,
     truth,
 )
 from rein.data.formats.preferences import read_ranked
@@ -55,6 +55,12 @@ def _preference(source: Source) -> list[Row]:
     return [read_ranked(source, PROMPTS)]
 
 
+def _prompt_apart(source: Source) -> list[Row]:
+    if source.peek(*PROMPTS) is None:
+        raise BadRow("no prompt", f"none of {', '.join(PROMPTS)} holds a prompt")
+    return _preference(source)
+
+
 def _prompt(source: Source) -> Row:
     text_only(source)
     value = source.take(s.PROMPT, *PROMPTS)
@@ -79,7 +85,7 @@ def _answer(source: Source) -> list[Row]:
 def _rewarded(source: Source) -> list[Row]:
     (row,) = _answer(source)
     name = next((name for name in (*REWARDS, "label") if source.peek(name) is not None), REWARDS[0])
-    return [{**row, s.SCORE: score_of(source.take(s.SCORE, name), name)}]
+    return [{**row, s.SCORE: scored(source.take(s.SCORE, name), name)}]
 
 
 def _labeled_prompt(source: Source) -> list[Row]:
@@ -95,7 +101,7 @@ OPENRLHF: Final = Format(
             "preferences",
             "prompt or context_messages, chosen, rejected",
             lambda row: _sided(row) and _asked(row),
-            _preference,
+            _prompt_apart,
         ),
         Layout(
             "preferences, prompt inside",

@@ -16,7 +16,7 @@ from rein.data.formats.layout import (
     is_text,
     is_turn,
     is_turns,
-    score_of,
+    scored,
 )
 from rein.data.formats.preferences import read_ranked
 from rein.data.parquet import Row
@@ -52,6 +52,12 @@ def _preference(source: Source) -> list[Row]:
     return [{**row, s.EXTRA_INFO: tools}]
 
 
+def _prompt_apart(source: Source) -> list[Row]:
+    if source.peek(s.PROMPT) is None:
+        raise BadRow("no prompt", "prompt is missing")
+    return _preference(source)
+
+
 def _completion(source: Source) -> Row:
     text_only(source)
     tools = keep_tools(source)
@@ -67,7 +73,7 @@ def _completion(source: Source) -> Row:
 
 def _labeled(source: Source) -> list[Row]:
     row = _completion(source)
-    return [{**row, s.SCORE: score_of(source.take(s.SCORE, "label"), "label")}]
+    return [{**row, s.SCORE: scored(source.take(s.SCORE, "label"), "label")}]
 
 
 def _scored(source: Source) -> list[Row]:
@@ -75,7 +81,7 @@ def _scored(source: Source) -> list[Row]:
     name = next(name for name in SCORES if not absent(source.peek(name)) or name == SCORES[-1])
     if (step := source.peek("step")) is not None and isinstance(step, int):
         row[s.POLICY_VERSION] = source.take(s.POLICY_VERSION, "step")
-    return [{**row, s.SCORE: score_of(source.take(s.SCORE, name), name)}]
+    return [{**row, s.SCORE: scored(source.take(s.SCORE, name), name)}]
 
 
 def _conversation(source: Source) -> list[Row]:
@@ -109,7 +115,7 @@ TRL: Final = Format(
             "preferences",
             "prompt, chosen, rejected",
             lambda row: _sided(row) and _has_prompt(row),
-            _preference,
+            _prompt_apart,
         ),
         Layout(
             "preferences, prompt inside",

@@ -37,7 +37,7 @@ def convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Convert:
             names.append(str(path))
         out = tmp_path / "out.parquet"
         capsys.readouterr()
-        run(names, str(out), Console(), form=form, to=to, max_bad_fraction=bad, options=options)
+        run(names, str(out), Console(), form=form, to=to, max_bad_fraction=bad, options=options, force=True)
         rejects = out.with_name("out.parquet.rejects.jsonl")
         lines = rejects.read_text(encoding="utf-8").splitlines() if rejects.exists() else []
         return Converted(

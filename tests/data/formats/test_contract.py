@@ -4,11 +4,11 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pytest
-from formats_made import assistant, user
+from formats_made import Convert, assistant, user
 
 from rein.data import schemas
 from rein.data.formats import FORMATS, decide
@@ -188,3 +188,63 @@ def test_whatever_stands_in_a_cell_is_a_row_or_a_reason(name: str, layout: Layou
     for missing in row:
         with suppress(BadRow):
             read(layout, {key: value for key, value in row.items() if key != missing})
+
+
+PARTICULAR: Final = {
+    "choices": (
+        lambda i: {
+            "messages": [
+                {"role": "user", "content": f"q{i}"},
+                {"role": "assistant", "content": "a"},
+                {"role": "user", "content": "more"},
+            ],
+            "choices": [{"message": {"role": "assistant", "content": "b"}}],
+        },
+        {"choices": []},
+        "trajectories",
+    ),
+    "trl label": (
+        lambda i: {"prompt": f"q{i}", "completion": "a", "label": i % 2 == 0},
+        {"label": None},
+        "trajectories",
+    ),
+    "ShareGPT label": (
+        lambda i: {
+            "messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": "a"}],
+            "label": i % 2 == 0,
+        },
+        {"label": None},
+        "trajectories",
+    ),
+    "alpaca rejected": (
+        lambda i: {"instruction": f"q{i}", "input": "", "output": "x", "chosen": "a", "rejected": "b"},
+        {"rejected": None},
+        "preferences",
+    ),
+    "prompt": (
+        lambda i: {"prompt": f"q{i}", "chosen": "the a", "rejected": "the b"},
+        {"prompt": None},
+        "preferences",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTICULAR)
+def test_one_odd_row_is_rejected_and_changes_no_layout(name: str, convert: Convert) -> None:
+    made, odd, kind = PARTICULAR[name]
+    rows = [made(i) for i in range(20)]
+    clean = convert(rows)
+    rows[7] |= odd
+    found = convert(rows)
+    assert f"written as {kind}" in found.said
+    assert [reject["where"] for reject in found.rejects] == ["in0.jsonl row 7"]
+    assert found.rows == clean.rows[:7] + clean.rows[8:]
+
+
+def test_a_demonstration_ends_in_an_answer(convert: Convert) -> None:
+    good = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    found = convert([{"messages": good}, {"messages": [*good, {"role": "user", "content": "q"}]}])
+    assert [row["messages"] for row in found.rows] == [good]
+    assert [(r["where"], r["reason"]) for r in found.rejects] == [
+        ("in0.jsonl row 1", "the last message is a user turn")
+    ]
