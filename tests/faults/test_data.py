@@ -323,7 +323,8 @@ def test_an_id_is_held_against_the_embedding_and_named(
     loaded = read(some, **{"prompt_ids": [A], "response_ids": [A, EOS], column: [A, value]})
     assert (len(loaded.rejects) == 0) == fits
     if not fits:
-        said = f"rows.jsonl row 0: {column}[1] is {value}, vocabulary {rows}"
+        why = "which is negative" if value < 0 else f"vocabulary {rows}"
+        said = f"rows.jsonl row 0: {column}[1] is {value}, {why}"
         assert str(loaded.rejects[0]) == said
 
 
