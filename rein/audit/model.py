@@ -56,7 +56,9 @@ def facts(actor: Actor, rows: Sequence[Trajectory], budget: int) -> dict[str, An
     """Of at most SAMPLE of the rows; `budget`: tokens of a micro-batch."""
     rows = sample_of(rows)
     read = _read(actor, rows, budget)
-    mean, interval = _per_row(read.surprise, read.row, len(rows))
+    numbers: dict[str, int] = {}
+    alike = torch.tensor([numbers.setdefault(row.key, len(numbers)) for row in rows])  # copies say it once
+    mean, interval = _per_row(read.surprise, alike[read.row], len(numbers))
     nll = -read.log_probs.mean().item()
     found: dict[str, Any] = {
         "path": actor.path,
