@@ -94,7 +94,7 @@ def judge(evidence: Evidence, model: Mapping[str, Any] | None = None, *, recompu
         reasons.append(Reason("some log-probs", "limit", said))
         settings["data.behavior"] = "unknown"
     elif model is not None and method == "ppo" and not recomputed:
-        for reason, keys in _behavior(model):
+        for reason, keys in _behavior(model, copied=evidence.copies > COPIES):
             reasons.append(reason)
             settings |= keys
     if model is not None and not recomputed:
@@ -168,8 +168,11 @@ def _rows(e: Evidence, copies: float) -> list[tuple[Reason, dict[str, Any]]]:
     return found
 
 
-def _behavior(model: Mapping[str, Any]) -> list[tuple[Reason, dict[str, Any]]]:
-    """Whether the stored log-probs are those of whoever wrote the answers."""
+def _behavior(model: Mapping[str, Any], *, copied: bool) -> list[tuple[Reason, dict[str, Any]]]:
+    """Whether the stored log-probs are those of whoever wrote the answers.
+
+    Rows that were copied say nothing of a temperature: the sample is not one of any policy.
+    """
     if "behavior" not in model:
         said = "behavior log-probs are not stored"
         return [_without(model, "behavior unknown", "note", said)]
@@ -181,7 +184,7 @@ def _behavior(model: Mapping[str, Any]) -> list[tuple[Reason, dict[str, Any]]]:
                 f"weights are up to {1 / max(cut, 0.01):.2g} times too large, {BOUNDED}"
             )
             return [(Reason("top-p cut", "limit", said), {})]
-        likely = _likely(model)
+        likely = None if copied else _likely(model)
         if likely is not None:
             said = (
                 f"the answers look sampled at temperature {likely:g}, but their log-probs are those at "
