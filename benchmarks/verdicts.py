@@ -148,6 +148,7 @@ def one_kind(
     words = [*words_of(base, number), *(TRAINING if len(rows) > 512 else FEW), f"data.train_files={file}"]
     recipe = made([f"out={folder}/default", *words])
     verdict = audit(recipe, [str(file)], found.actor, encoder_of(found.actor)).verdict.as_json()
+    verdict = json.loads(json.dumps(verdict).replace(f"{base.parent}/", ""))  # of any machine
     result: dict[str, Any] = {
         "world": number,
         "kind": kind,

@@ -40,8 +40,8 @@ def test_each_limit_has_its_verdict(
 ) -> None:
     found = judge(FINE._replace(**changes))
     assert (found.decision, found.settings, found.method) == (decision, settings, "ppo")
-    assert [reason.finding for reason in found.reasons][:1] == ([finding] if finding else [])
-    assert len(found.reasons) <= 1 + len(settings)
+    also = ["leaked"] if "shared" in changes and finding != "leaked" else []
+    assert [reason.finding for reason in found.reasons] == ([finding] if finding else []) + also
     said = found.as_json()
     assert said["tone"] == {"train": "good", "limits": "even", "stop": "bad"}[decision]
     assert ("auto follows" in said["sentences"][-1]) == (decision != "stop")
