@@ -1,6 +1,7 @@
 """Snapshots are whole or not there, damaged ones are found and named, and rotation counts by number."""
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -64,12 +65,15 @@ def test_whoever_may_read_the_state_may_read_the_tensors(tmp_path: Path) -> None
 
 
 def test_the_two_newest_by_number_stay_and_other_folders_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "step-best").mkdir(parents=True)
-    (tmp_path / "notes").mkdir()
+    others = {"step-best", "step-abc", "step-007", "step-", "step-²", "notes", "old-3"}
+    for name in others:
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-12").write_text("a file")
     ring = Snapshots(tmp_path)
     for number in (9, 10, 11):  # as text, 9 would be the newest
         ring.save(number, state(number))
-    assert numbers(tmp_path) == {"step-10", "step-11", "step-best", "notes"}
+    assert numbers(tmp_path) == {"step-10", "step-11", "step-12", *others}
+    assert ring.numbers() == [11, 10]
     found, _ = ring.newest()
     assert found is not None
     assert found.meta["cursor"]["batch"] == 11
@@ -80,6 +84,33 @@ def test_one_stays_where_one_is_asked_for(tmp_path: Path) -> None:
     for number in (1, 2):
         ring.save(number, state(number))
     assert numbers(tmp_path) == {"step-2"}
+
+
+def test_protected_numbers_stay_beside_the_newest(tmp_path: Path) -> None:
+    ring = Snapshots(tmp_path, keep=2)
+    for number in (3, 9, 10, 11):
+        ring.save(number, state(number), protect=[3, 99])
+    assert ring.numbers() == [11, 10, 3]
+    assert same(ring.load(3), state(3))
+    ring.save(12, state(12))
+    assert ring.numbers() == [12, 11]
+
+
+def test_equal_or_turned_times_of_the_files_change_nothing(tmp_path: Path) -> None:
+    ring = Snapshots(tmp_path)
+    ring.save(9, state(9))
+    os.utime(ring.save(10, state(10)), (0, 0))
+    ring.save(11, state(11))
+    assert ring.numbers() == [11, 10]
+
+
+def test_the_one_just_saved_stays_where_higher_numbers_lie_there(tmp_path: Path) -> None:
+    ring = Snapshots(tmp_path)
+    for number in (1000, 1001, 5):
+        ring.save(number, state(number))
+    assert ring.numbers() == [1001, 1000, 5]
+    ring.drop_after(5)
+    assert ring.numbers() == [5]
 
 
 def test_saving_a_number_again_puts_the_new_state_in_its_place(tmp_path: Path) -> None:
@@ -121,6 +152,23 @@ def test_what_a_killed_process_left_is_no_snapshot_and_goes_with_the_next_save(t
     assert ring.newest() == (None, [])
     ring.save(1, state(1))
     assert numbers(tmp_path) == {"step-1"}
+
+
+def test_a_number_set_aside_counts_until_its_successor_stands(tmp_path: Path) -> None:
+    ring = Snapshots(tmp_path)
+    ring.save(2, state(2))
+    ring.save(3, state(3)).rename(tmp_path / ".old-3")  # killed between the two renames of a save
+    (tmp_path / ".draft-0badcafe").mkdir()
+    found, passed_over = ring.newest()
+    assert found is not None
+    assert same(found, state(3))
+    assert passed_over == []
+    ring.save(4, state(4))
+    assert numbers(tmp_path) == {"step-4", ".old-3"}
+    assert same(ring.load(3), state(3))
+    ring.save(3, state(9))
+    assert numbers(tmp_path) == {"step-4", "step-3"}
+    assert same(ring.load(3), state(9))
 
 
 def flip(file: Path, place: int) -> None:
@@ -180,8 +228,44 @@ def test_a_snapshot_of_another_version_is_named_as_such(tmp_path: Path) -> None:
     body = json.loads((saved / "state.json").read_text())
     body["version"] = 99
     (saved / "state.json").write_text(json.dumps(body))
-    with pytest.raises(CheckpointError, match="version 99 is not 3"):
+    with pytest.raises(CheckpointError, match=r"state.json: version 99 is not 4"):
         load(saved)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}", "is no state of Rein's"),
+        ('{"version": 4}', "is no state of Rein's"),
+        ("[4]", "is no state of Rein's"),
+        ("4", "is no state of Rein's"),
+        ("", "damaged"),
+        ("{'version': 4}", "damaged"),
+        ('{"version": "4", "step": 3}', "version '4' is not 4"),
+        ('{"version": 3, "number": 1, "meta": {}}', "version 3 is not 4"),
+    ],
+)
+def test_foreign_json_is_named_as_such(text: str, said: str, tmp_path: Path) -> None:
+    ring = Snapshots(tmp_path)
+    (ring.save(1, state(1)) / "state.json").write_text(text)
+    with pytest.raises(CheckpointError, match=f"step-1/state.json: {said}"):
+        ring.load(1)
+
+
+def test_a_snapshot_of_another_kind_is_named_as_such(tmp_path: Path) -> None:
+    Snapshots(tmp_path, kind="sft").save(1, state(1))
+    for kind in ("train", "reward"):
+        with pytest.raises(CheckpointError, match=f"step-1/state.json: is of sft, not of {kind}"):
+            Snapshots(tmp_path, kind=kind).newest()
+    assert same(Snapshots(tmp_path, kind="sft").load(1), state(1))
+
+
+def test_a_snapshot_under_another_number_is_named_as_such(tmp_path: Path) -> None:
+    ring = Snapshots(tmp_path)
+    ring.save(1, state(1)).rename(tmp_path / "step-7")
+    with pytest.raises(CheckpointError, match=r"step-7/state.json: is step 1, not 7"):
+        ring.load(7)
+    assert same(load(tmp_path / "step-7"), state(1))  # by its path, under any name
 
 
 def test_a_missing_snapshot_is_named(tmp_path: Path) -> None:

@@ -217,6 +217,7 @@ def _resume(job: Job) -> None:
         if not restore(job, state):
             job.snapshots.clear()
             return
+        job.snapshots.drop_after(job.cursor.number)  # broken ones, or they would count as the newest
     job.console.say(f"resume: from update {job.cursor.number} of {job.total_updates}")
 
 
@@ -224,9 +225,6 @@ def _named(wanted: str) -> RunState:
     """The snapshot at a path. Raises CheckpointError for what is none, or one of another stage."""
     advice = "give a folder such as out/train/snapshots/step-100, or write resume=auto"
     try:
-        state = load(Path(wanted))
+        return load(Path(wanted), kind="train")
     except CheckpointError as error:
         raise CheckpointError(f"resume: {error}; {advice}") from error
-    if "cursor" not in state.meta:
-        raise CheckpointError(f"resume: {wanted} is a snapshot of another stage than train; {advice}")
-    return state
