@@ -26,6 +26,7 @@ class Optimizer:
             self.parameters, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=True
         )
         self.step = 0
+        self.softened = 1.0  # times the rate
 
     @property
     def lr(self) -> float:
@@ -33,12 +34,16 @@ class Optimizer:
         warmup = self.optim.lr_warmup_steps
         if warmup < 0:
             warmup = int(self.optim.lr_warmup_steps_ratio * self.total_steps)
-        return self.optim.lr * lr_multiplier(
-            self.step,
-            total=self.total_steps,
-            kind=self.optim.lr_scheduler_type,
-            warmup=warmup,
-            min_ratio=self.optim.min_lr_ratio,
+        return (
+            self.softened
+            * self.optim.lr
+            * lr_multiplier(
+                self.step,
+                total=self.total_steps,
+                kind=self.optim.lr_scheduler_type,
+                warmup=warmup,
+                min_ratio=self.optim.min_lr_ratio,
+            )
         )
 
     @torch.no_grad()

@@ -10,6 +10,8 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rein.errors import CheckpointError
 from rein.manifest import settings_read
 from rein.snapshots import RunState
@@ -24,11 +26,15 @@ EXPERIENCE_TENSORS = [f.name for f in dataclasses.fields(Experience) if f.name n
 
 @dataclasses.dataclass(slots=True)
 class Cursor:
-    """How far the run is: critic-fit updates, batches, updates of this batch, updates in all."""
+    """How far the run is: critic-fit updates, batches, updates of this batch, updates done.
+
+    `number` counts updates ever made, undone ones too: it never goes back.
+    """
 
     fitted: int = 0
     batch: int = 0
     update: int = 0
+    done: int = 0
     number: int = 0
 
 
@@ -47,10 +53,10 @@ def run_state(job: Job, experience: Experience | None) -> RunState:
         "mid_batch": mid,
         "best": job.best,
         "fit_steps": job.fit_steps,
-        "skipped": job.skipped,
         "validated": job.validated,
         "settings": job.settings,
-        "skips": job.not_finite.skips,
+        "reins": job.reins.state(),
+        "dropped": sorted(job.dropped),
         "applied": job.applied,
         "last": job.last,
         "finished": job.cursor.batch == job.batches,
@@ -81,17 +87,32 @@ def restore(job: Job, state: RunState) -> bool:
                 f"{job.snapshots.folder}: an unfinished run with other {what}; use the same recipe and "
                 "data, another out=, or start anew with resume=never"
             )
+    job.best, job.validated, job.last = meta["best"], meta["validated"], meta["last"]
+    job.reins.resume(meta["reins"], meta["cursor"]["number"])
+    go_back(job, state)
+    job.saved_at = dataclasses.replace(job.cursor)
+    return True
+
+
+def go_back(job: Job, state: RunState) -> None:
+    """Put back what updates move: weights, optimizers, coefficients, cursor, what guards had read.
+
+    All of it or nothing: learner and guards check what they are given first.
+    """
+    meta = state.meta
+    job.reins.restore_readings(meta["reins"])
     job.learner.restore(state.tensors, meta["learner"])
     job.cursor = Cursor(**meta["cursor"])
-    job.best, job.skipped, job.validated = meta["best"], meta["skipped"], meta["validated"]
     job.shorten_fit(meta["fit_steps"])
-    job.not_finite.skips, job.last, job.applied = meta["skips"], meta["last"], meta["applied"]
-    job.saved_at = dataclasses.replace(job.cursor)
+    job.applied, job.dropped = dict(meta["applied"]), set(meta["dropped"])
+    job.saved_at = job.kept_experience = None
     if meta["mid_batch"]:
         found: dict[str, Any] = {
             name: state.tensors[f"experience/{name}"]
             for name in EXPERIENCE_TENSORS
             if f"experience/{name}" in state.tensors
         }
-        job.kept_experience = Experience(rows=job.rows_of(job.cursor.batch), **found)
-    return True
+        rows = job.rows_of(job.cursor.batch)
+        left_out = torch.tensor([not row.response_mask.any() for row in rows])
+        found["response_mask"] = found["response_mask"] & ~left_out[:, None]
+        job.kept_experience = Experience(rows=rows, **found)
