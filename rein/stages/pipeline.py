@@ -22,8 +22,11 @@ from rein.config.methods import AUTO
 from rein.config.recipe import Recipe, RewardSpec
 from rein.data.files import sources
 from rein.errors import CheckpointError, ConfigError
+from rein.guards.presets import guards_of
+from rein.remedies import soften
 from rein.rewards import build, uses_model
 from rein.tracking.console import Console
+from rein.types import Softening
 
 MODULES = {
     "sft": "rein.stages.sft",
@@ -126,13 +129,16 @@ def stage_inputs(recipe: Recipe, stage: str) -> list[str]:
 
 
 def preflight(recipe: Recipe, stages: Sequence[str]) -> None:
-    """Raise before any work when a reward is unknown, an input is missing that no earlier stage will make, or
-    `out` cannot be written.
+    """Raise before any work when a reward or guard is unknown, an input is missing that no earlier stage will
+    make, or `out` cannot be written.
 
     DataError for data files, CheckpointError for `out`, ConfigError for the rest. Names that may be a hub's
     pass.
     """
     _refuse_unwritable(Path(recipe.out))
+    if "train" in stages:
+        for guard in guards_of(recipe.guards):
+            soften(Softening(), getattr(guard, "remedies", ()))
     data_files = {*recipe.data.train_files, *recipe.data.val_files}
     for section in (recipe.sft, recipe.reward, recipe.rollout, recipe.score, recipe.evaluate):
         data_files |= set(section.files)

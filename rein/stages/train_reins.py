@@ -62,6 +62,8 @@ class Reins:
 
     def _judge(self, metrics: Metrics, rows: Sequence[Trajectory]) -> Verdict:
         verdicts = decide(self.guards, metrics)
+        if verdicts and verdicts[0].action is Action.ROLLBACK:
+            del verdicts[1:]  # what lighter ones saw is undone with it
         for verdict in verdicts:
             self._take(verdict, rows)
         metrics |= {f"guard/{verdict.rule}": verdict.value for verdict in verdicts}
