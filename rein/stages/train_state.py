@@ -10,16 +10,19 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from rein.errors import CheckpointError
 from rein.manifest import settings_read
 from rein.snapshots import RunState
 from rein.stages.train_rows import content
-from rein.types import Experience
+from rein.types import Experience, Trajectory
 
 if TYPE_CHECKING:
     from rein.stages.train_job import Job
 
 EXPERIENCE_TENSORS = [f.name for f in dataclasses.fields(Experience) if f.name not in ("rows", "metrics")]
+KEPT = "experience/"  # begins the names of their tensors
 
 
 @dataclasses.dataclass(slots=True)
@@ -35,16 +38,15 @@ class Cursor:
 def run_state(job: Job, experience: Experience | None) -> RunState:
     """The whole run state; mid-batch with the batch's experience, which cannot be made again."""
     tensors, learner = job.learner.state()
-    mid = experience is not None and job.cursor.update > 0
-    if mid:
-        for name in EXPERIENCE_TENSORS:
-            tensor = getattr(experience, name)
-            if tensor is not None:
-                tensors[f"experience/{name}"] = tensor
+    kept: dict[str, Tensor] = {}
+    if experience is not None and job.cursor.update > 0:
+        all_of_it = {name: getattr(experience, name) for name in EXPERIENCE_TENSORS}
+        kept = {name: tensor for name, tensor in all_of_it.items() if tensor is not None}
+    tensors |= {f"{KEPT}{name}": tensor for name, tensor in kept.items()}
     meta = {
         "learner": learner,
         "cursor": dataclasses.asdict(job.cursor),
-        "mid_batch": mid,
+        "experience": sorted(kept),
         "best": job.best,
         "fit_steps": job.fit_steps,
         "skipped": job.skipped,
@@ -81,17 +83,32 @@ def restore(job: Job, state: RunState) -> bool:
                 f"{job.snapshots.folder}: an unfinished run with other {what}; use the same recipe and "
                 "data, another out=, or start anew with resume=never"
             )
-    job.learner.restore(state.tensors, meta["learner"])
-    job.cursor = Cursor(**meta["cursor"])
+    cursor = Cursor(**meta["cursor"])
+    kept = _experience(state, job.rows_of(cursor.batch)) if meta["experience"] else None
+    rest = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(KEPT)}
+    job.learner.restore(rest, meta["learner"])
+    job.cursor, job.kept_experience = cursor, kept
     job.best, job.skipped, job.validated = meta["best"], meta["skipped"], meta["validated"]
     job.shorten_fit(meta["fit_steps"])
     job.not_finite.skips, job.last, job.applied = meta["skips"], meta["last"], meta["applied"]
     job.saved_at = dataclasses.replace(job.cursor)
-    if meta["mid_batch"]:
-        found: dict[str, Any] = {
-            name: state.tensors[f"experience/{name}"]
-            for name in EXPERIENCE_TENSORS
-            if f"experience/{name}" in state.tensors
-        }
-        job.kept_experience = Experience(rows=job.rows_of(job.cursor.batch), **found)
     return True
+
+
+def _experience(state: RunState, rows: list[Trajectory]) -> Experience:
+    """The batch that the snapshot was taken in, as it was. Raises CheckpointError where it is not whole."""
+    found: dict[str, Any] = {n.removeprefix(KEPT): t for n, t in state.tensors.items() if n.startswith(KEPT)}
+    if fault := _fault(found, state.meta["experience"], len(rows)):
+        raise CheckpointError(f"snapshot: {KEPT}{fault}; resume from another snapshot")
+    return Experience(rows=rows, **found)
+
+
+def _fault(found: dict[str, Tensor], wanted: list[str], rows: int) -> str:
+    """The first part of a stored batch that is missing or odd."""
+    if odd := sorted(set(found) ^ set(wanted)):
+        return f"{odd[0]} {'belongs to no batch' if odd[0] in found else 'is missing'}"
+    for name, tensor in found.items():
+        shape = [rows] if name == "temperature" else [rows, found["response_mask"].shape[-1]]
+        if list(tensor.shape) != shape:
+            return f"{name} is {list(tensor.shape)}, not {shape}"
+    return ""
