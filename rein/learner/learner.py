@@ -17,6 +17,7 @@ from torch import Tensor
 from rein.config.recipe import Recipe
 from rein.data.batches import chunks, even_cuts, micro_batches, mini_batch_count
 from rein.data.mixing import Mixing
+from rein.errors import CheckpointError
 from rein.functional.kl import EXACT_KINDS, adaptive_kl_coef, moving_average_kl
 from rein.functional.losses.dpo import PAIR_LOSSES
 from rein.functional.schedules import over_progress
@@ -231,15 +232,32 @@ class Learner:
         return tensors, meta
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Put state() back, whole. Raises CheckpointError when a part is missing."""
+        """Put state() back, whole, or nothing of it. Raises CheckpointError that names what does not fit."""
+        if fault := self._fault(tensors, meta):
+            raise CheckpointError(f"snapshot: {fault}; resume from another snapshot")
         for role, optimizer in self.optimizers.items():
-            prefix = f"{role}/"
-            own = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            optimizer.restore(own, meta[role])
+            optimizer.restore(_of_role(tensors, role), meta[role])
         self.kl_coef_in_loss, self.kl_coef_in_reward = meta["kl_coef_in_loss"], meta["kl_coef_in_reward"]
         self.kl_average = meta["kl_average"]
         if self.imitation is not None:
             self.imitation.demonstrations.seen = meta["demonstrations"]
+
+    def _fault(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> str:
+        known = {*self.optimizers, "kl_coef_in_loss", "kl_coef_in_reward", "kl_average", "demonstrations"}
+        if missing := sorted(known - set(meta)):
+            return f"{missing[0]} is missing"
+        strange = [name for name in tensors if name.partition("/")[0] not in self.optimizers]
+        if strange := sorted(strange + list(set(meta) - known)):
+            return f"{strange[0]} belongs to no role of this run"
+        for role, optimizer in self.optimizers.items():
+            if fault := optimizer.fault(_of_role(tensors, role), meta[role]):
+                return f"{role}/{fault}"
+        return ""
+
+
+def _of_role(tensors: Mapping[str, Tensor], role: str) -> dict[str, Tensor]:
+    prefix = f"{role}/"
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def objectives(

@@ -11,17 +11,19 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from rein.errors import CheckpointError
 from rein.manifest import settings_read
 from rein.snapshots import RunState
 from rein.stages.train_rows import content
-from rein.types import Experience
+from rein.types import Experience, Trajectory
 
 if TYPE_CHECKING:
     from rein.stages.train_job import Job
 
 EXPERIENCE_TENSORS = [f.name for f in dataclasses.fields(Experience) if f.name not in ("rows", "metrics")]
+KEPT = "experience/"  # begins the names of their tensors
 
 
 @dataclasses.dataclass(slots=True)
@@ -41,16 +43,15 @@ class Cursor:
 def run_state(job: Job, experience: Experience | None) -> RunState:
     """The whole run state; mid-batch with the batch's experience, which cannot be made again."""
     tensors, learner = job.learner.state()
-    mid = experience is not None and job.cursor.update > 0
-    if mid:
-        for name in EXPERIENCE_TENSORS:
-            tensor = getattr(experience, name)
-            if tensor is not None:
-                tensors[f"experience/{name}"] = tensor
+    kept: dict[str, Tensor] = {}
+    if experience is not None and job.cursor.update > 0:
+        all_of_it = {name: getattr(experience, name) for name in EXPERIENCE_TENSORS}
+        kept = {name: tensor for name, tensor in all_of_it.items() if tensor is not None}
+    tensors |= {f"{KEPT}{name}": tensor for name, tensor in kept.items()}
     meta = {
         "learner": learner,
         "cursor": dataclasses.asdict(job.cursor),
-        "mid_batch": mid,
+        "experience": sorted(kept),
         "best": job.best,
         "fit_steps": job.fit_steps,
         "validated": job.validated,
@@ -97,22 +98,34 @@ def restore(job: Job, state: RunState) -> bool:
 def go_back(job: Job, state: RunState) -> None:
     """Put back what updates move: weights, optimizers, coefficients, cursor, what guards had read.
 
-    All of it or nothing: learner and guards check what they are given first.
+    All of it or nothing. Raises CheckpointError that names what does not fit.
     """
-    meta = state.meta
+    meta, cursor = state.meta, Cursor(**state.meta["cursor"])
+    kept = _experience(state, job.rows_of(cursor.batch)) if meta["experience"] else None
     job.reins.restore_readings(meta["reins"])
-    job.learner.restore(state.tensors, meta["learner"])
-    job.cursor = Cursor(**meta["cursor"])
+    rest = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(KEPT)}
+    job.learner.restore(rest, meta["learner"])
+    job.cursor, job.kept_experience, job.saved_at = cursor, kept, None
     job.shorten_fit(meta["fit_steps"])
     job.applied, job.dropped = dict(meta["applied"]), set(meta["dropped"])
-    job.saved_at = job.kept_experience = None
-    if meta["mid_batch"]:
-        found: dict[str, Any] = {
-            name: state.tensors[f"experience/{name}"]
-            for name in EXPERIENCE_TENSORS
-            if f"experience/{name}" in state.tensors
-        }
-        rows = job.rows_of(job.cursor.batch)
-        left_out = torch.tensor([not row.response_mask.any() for row in rows])
-        found["response_mask"] = found["response_mask"] & ~left_out[:, None]
-        job.kept_experience = Experience(rows=rows, **found)
+
+
+def _experience(state: RunState, rows: list[Trajectory]) -> Experience:
+    """The batch that the snapshot was taken in, without rows that were left out since. Raises CheckpointError where it is not whole."""
+    found: dict[str, Any] = {n.removeprefix(KEPT): t for n, t in state.tensors.items() if n.startswith(KEPT)}
+    if fault := _fault(found, state.meta["experience"], len(rows)):
+        raise CheckpointError(f"snapshot: {KEPT}{fault}; resume from another snapshot")
+    left_out = torch.tensor([not row.response_mask.any() for row in rows])  # by guards, since then
+    found["response_mask"] = found["response_mask"] & ~left_out[:, None]
+    return Experience(rows=rows, **found)
+
+
+def _fault(found: dict[str, Tensor], wanted: list[str], rows: int) -> str:
+    """The first part of a stored batch that is missing or odd."""
+    if odd := sorted(set(found) ^ set(wanted)):
+        return f"{odd[0]} {'belongs to no batch' if odd[0] in found else 'is missing'}"
+    for name, tensor in found.items():
+        shape = [rows] if name == "temperature" else [rows, found["response_mask"].shape[-1]]
+        if list(tensor.shape) != shape:
+            return f"{name} is {list(tensor.shape)}, not {shape}"
+    return ""
