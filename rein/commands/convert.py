@@ -17,6 +17,7 @@ from rein.data import schemas as s
 from rein.data.files import Source as File
 from rein.data.files import sources, unread
 from rein.data.formats import AUTO, Decision, decide
+from rein.data.formats.chat import keep_tools
 from rein.data.formats.kinds import as_kind, for_pairs, pairs_of, prompt_name
 from rein.data.formats.layout import Ledger, Options, Source, absent
 from rein.data.parquet import Row, source_rows
@@ -161,7 +162,7 @@ def _converted(
 def _with_context(rows: list[Row], source: Source) -> list[Row]:
     """Each row with verl's columns as they are, and in extra_info what no layout took."""
     wanted = [name for name in CONTEXT if any(absent(row.get(name)) for row in rows)]
-    beside = {name: source.take(name, name) for name in wanted}
+    beside = {s.TOOLS: keep_tools(source)} | {name: source.take(name, name) for name in wanted}
     own = source.take(s.EXTRA_INFO, s.EXTRA_INFO)
     held = own if isinstance(own, dict) else {} if own is None else {s.EXTRA_INFO: own}
     rest = {**source.rest(), **held}
