@@ -111,7 +111,10 @@ def go_back(job: Job, state: RunState) -> None:
 
 
 def _experience(state: RunState, rows: list[Trajectory]) -> Experience:
-    """The batch that the snapshot was taken in, without rows that were left out since. Raises CheckpointError where it is not whole."""
+    """The batch that the snapshot was taken in, without rows that were left out since.
+
+    Raises CheckpointError where it is not whole.
+    """
     found: dict[str, Any] = {n.removeprefix(KEPT): t for n, t in state.tensors.items() if n.startswith(KEPT)}
     if fault := _fault(found, state.meta["experience"], len(rows)):
         raise CheckpointError(f"snapshot: {KEPT}{fault}; resume from another snapshot")
