@@ -194,11 +194,12 @@ class Reins:
     def leave(self, action: Action, why: str) -> None:
         """End the run here, the state saved by the caller. Raises GuardStop."""
         job = self.job
-        job.actor.save(job.folder / "last")
+        if action is not Action.STOP:
+            job.actor.save(job.folder / "last")
         words = {
             Action.REFRESH: "asks for fresh rollouts (rein rollout with train's last, score, train again)",
             Action.PAUSE: "paused; read journal.jsonl, then go on with the same command",
-            Action.STOP: "stopped; the state is saved",
+            Action.STOP: "stopped; the state before is saved",
         }
         raise GuardStop(f"train: {why}: {words[action]} ({job.snapshots.folder})")
 
