@@ -23,6 +23,10 @@ from rein.data.parquet import Row
 from rein.data.rejects import BadRow
 
 SCORES: Final = ("score", "reward", "rewards")
+SCALED = (
+    "the margin is score_chosen - score_rejected, in their scale: the reward model learns it as it stands"
+)
+SIDE_SCORES: Final = ("score_chosen", "score_rejected")  # of pairs: their difference is the margin
 ELSEWHERE: Final = ("conversations", "instruction", "question", "query", "input", "context_messages")
 
 
@@ -47,7 +51,14 @@ def _preference(source: Source) -> list[Row]:
     text_only(source)
     if source.peek(s.MESSAGES) == source.row.get(s.CHOSEN):
         source.leave("the same as chosen", s.MESSAGES)
-    return [read_ranked(source, (s.PROMPT,))]
+    row = read_ranked(source, (s.PROMPT,))
+    chosen, rejected = (source.peek(name) for name in SIDE_SCORES)
+    if s.MARGIN not in source.row and is_number(chosen) and is_number(rejected):
+        row[s.MARGIN] = chosen - rejected
+        source.note(SCALED)
+        for name in SIDE_SCORES:
+            source.take(s.MARGIN, name)
+    return [row]
 
 
 def _prompt_apart(source: Source) -> list[Row]:
