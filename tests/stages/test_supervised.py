@@ -1,4 +1,4 @@
-"""The loop of SFT and reward modelling: saved as its own kind, resumed bit for bit, never from broken ones."""
+"""The loop of SFT and reward modelling: saved as its kind, resumed bit for bit, never from broken ones."""
 
 import json
 import os
