@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rein.errors import CheckpointError
@@ -33,6 +33,7 @@ def held(out: Path) -> Iterator[None]:
     if folder in _held:
         yield
         return
+    there = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = _locked(folder / NAME)
@@ -51,6 +52,9 @@ def held(out: Path) -> Iterator[None]:
         _held.discard(folder)
         (folder / NAME).unlink(missing_ok=True)  # before the lock goes: who waits would lock a dead file
         os.close(handle)
+        if not there:
+            with suppress(OSError):  # it goes again where nothing came into it
+                folder.rmdir()
 
 
 def _locked(file: Path) -> int:
