@@ -93,7 +93,7 @@ class Reins:
             metric=verdict.metric,
             value=verdict.value,
             limit=verdict.limit,
-            action="alert" if verdict.action is Action.CONTINUE else verdict.action.value,
+            action=_called(verdict),
             reason=verdict.reason,
             changed=changed(before, self.soft),
             **({"excluded": excluded} if excluded else {}),
@@ -265,6 +265,12 @@ class Reins:
         if self.acts and self.good not in there:
             self.good, self.pending, self.job.saved_at = self.job.cursor.number, [], None
             self.job.save(self.job.kept_experience)
+
+
+def _called(verdict: Verdict) -> str:
+    if verdict.action is not Action.CONTINUE:
+        return "rollback_to_best" if verdict.to_best else verdict.action.value
+    return "soften" if verdict.remedies else "alert"
 
 
 def _word(value: Any) -> str:
