@@ -1,10 +1,11 @@
 """Whether a run that is killed with SIGKILL, at any moment, ends as the run that was not.
 
-Small jobs of six kinds: training (plain, LoRA, killed twice in one epoch, killed while the critic is
-fitted), SFT and a reward model. Each is a process of its own, killed at a moment drawn from a seed, in every
-second run while it saves a snapshot, and started again with the same words until it is done. Weights must be
-bit-equal to those of the unbroken run, metrics.jsonl equal but for the times. Most processes are forks of one
-that has imported torch; every ninth run starts Python anew. Usage: python benchmarks/crash.py (`make crash`)
+Small jobs of seven kinds: training (plain, LoRA, killed twice in one epoch, killed while the critic is
+fitted, with rollbacks), SFT and a reward model. Each is a process of its own, killed at a moment drawn from a
+seed, in every second run while it saves a snapshot, and started again with the same words until it is done.
+Weights must be bit-equal to those of the unbroken run, metrics.jsonl and what stands in journal.jsonl equal
+but for the times. Most processes are forks of one that has imported torch; every ninth run starts Python
+anew. Usage: python benchmarks/crash.py (`make crash`)
 """
 
 from __future__ import annotations
@@ -28,18 +29,21 @@ import torch
 from crash_jobs import EPOCHS, FIT, JOBS, Job, Stop
 from safetensors.torch import load_file
 
+from rein import journal
 from rein.data import addition
+from rein.journal import standing
 from rein.models.tiny import make_tiny
 from rein.stages import pipeline, reward_model, score, sft, train  # noqa: F401  forks need not import them
 from rein.tracking.jsonl import read_metrics
 
 KINDS = {  # name: the job, its share of the runs
-    "training": ("plain", 12),
-    "training, LoRA": ("lora", 8),
-    "training, twice in one epoch": ("plain", 8),
-    "training, critic fit": ("plain", 8),
-    "SFT": ("sft", 7),
-    "reward model": ("reward", 7),
+    "training": ("plain", 9),
+    "training, LoRA": ("lora", 7),
+    "training, twice in one epoch": ("plain", 7),
+    "training, critic fit": ("plain", 7),
+    "training, with rollbacks": ("rollback", 8),
+    "SFT": ("sft", 6),
+    "reward model": ("reward", 6),
 }
 UPDATE_SECONDS, SAVE_SECONDS = 0.03, 0.004  # a kill comes so much later, at most
 RESUMED = r"resume: .*?from (?:update|step) (\d+)"
@@ -109,7 +113,12 @@ def differences(stage: Path, unbroken: Path) -> list[str]:
         [line | {"time": 0} for line in read_metrics(folder / "metrics.jsonl")]
         for folder in (stage, unbroken)
     )
-    return found + (["metrics.jsonl"] if one != other else [])
+    found += ["metrics.jsonl"] if one != other else []
+    events, others = (
+        [line | {"time": 0, "seq": 0} for line in standing(journal.read(folder / "journal.jsonl"))]
+        for folder in (stage, unbroken)
+    )
+    return found + (["journal.jsonl"] if events != others else [])
 
 
 def odd(job: Job) -> list[str]:
@@ -134,6 +143,9 @@ def prepare(base: Path) -> dict[str, dict[str, Any]]:
         seconds = job.finish()
         updates = read_metrics(job.stage / "metrics.jsonl")[-1]["number"]
         found[name] = {"verb": verb, "updates": updates, "seconds": round(seconds, 2)}
+        events = standing(journal.read(job.stage / "journal.jsonl"))
+        found[name]["rollbacks"] = sum(event["kind"] == "rollback" for event in events)
+    assert found["rollback"]["rollbacks"], "the job that rolls back does not"
     return found
 
 

@@ -23,12 +23,16 @@ TRAIN = f"""
     actor.ppo_mini_batch_size=8 actor.ppo_epochs=2 actor.optim.lr=1e-3 actor.optim.lr_scheduler_type=cosine
     critic.optim.lr=1e-3 critic.fit_until=1.0 algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.horizon=100
     sft.share=0.1 trainer.critic_warmup={FIT} trainer.total_epochs={EPOCHS} trainer.save_freq=1
-    trainer.test_freq=2 trainer.val_prompts=4
+    trainer.test_freq=2 trainer.val_prompts=4 guards.snapshot_every=4 guards.confirm_steps=8
+"""
+ROLLBACK = """guards.preset=off guards.max_rollbacks=9
+    "guards.rules=[{name: kl_high, metric: probe/kl_reference, above: 0.02, then: [rollback, {lr: 0.3}]}]"
 """
 LORA = "model.lora_rank=4 model.lora_alpha=8"
 JOBS = {  # name: the verb, its words
     "plain": ("train", TRAIN),
     "lora": ("train", f"{TRAIN} {LORA}"),
+    "rollback": ("train", f"{TRAIN} actor.optim.lr=4e-3 {ROLLBACK}".replace("actor.optim.lr=1e-3", "")),
     "sft": ("sft", "sft.batch_size=8 sft.total_steps=60 sft.save_freq=2 sft.optim.lr=1e-3"),
     "reward": ("reward", "reward.batch_size=8 reward.epochs=4 reward.save_freq=2 reward.optim.lr=1e-3"),
 }
@@ -89,7 +93,6 @@ class Job:
     def __init__(self, name: str, base: Path, out: Path, anew: bool = False) -> None:
         self.verb, own = JOBS[name]
         self.out, self.stage, self.anew = out, out / self.verb, anew
-        self.keep = 2 if self.verb == "train" else 1
         files = f"""
             out={out} cache={base}/cache threads=1 model.path={base}/prepared/sft/model
             data.train_files={base}/prepared/score/trajectories.parquet data.val_files={base}/data/dev.parquet
@@ -140,8 +143,8 @@ class Job:
         return self._named(".draft-") > 0
 
     def half_saved(self) -> bool:
-        """Whether a save was cut: its folder not yet renamed, or the older ones not yet removed."""
-        return self.saving() or self._named(".old-") > 0 or self._named("step-") > self.keep
+        """Whether a save was cut: its folder not yet renamed, or what it replaces not yet removed."""
+        return self.saving() or self._named(".old-") > 0
 
     def ended(self, stop: Stop) -> dict[str, Any] | None:
         """Start it and end it there; where that was, None where it was over before."""
