@@ -15,7 +15,8 @@ import yaml
 from rein.config.guards import Rule
 from rein.config.recipe import Guards
 from rein.errors import ConfigError
-from rein.guards.rules import KINDS, NotFinite, RuleGuard, UserRule, tests_of
+from rein.guards.rules import KINDS, NotFinite, RuleGuard, tests_of
+from rein.guards.user import UserRule
 from rein.protocols import Guard
 from rein.tables import load_object
 
