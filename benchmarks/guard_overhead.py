@@ -80,6 +80,7 @@ def main() -> None:
     base = Path(given.out) / "demo"
     shared = [f"out={base}", f"seed={given.seed}"]
     demo([*shared, "stages=[sft,rollout,score]"], Console(quiet=True))
+    shared += [f"model.path={base}/sft/model", f"data.train_files={base}/score/trajectories.parquet"]
     rows = []
     for number in range(given.runs):
         for preset in ("standard", "off"):

@@ -15,13 +15,14 @@ import yaml
 from rein.config.guards import Rule
 from rein.config.recipe import Guards
 from rein.errors import ConfigError
-from rein.guards.rules import KINDS, NotFinite, RuleGuard, tests_of
+from rein.guards.rules import KINDS, NotFinite, RuleGuard, remedies_of, tests_of
 from rein.guards.user import UserRule
 from rein.protocols import Guard
 from rein.tables import load_object
 
 KL = "probe/kl_reference"
 EXPLAINED = "critic/vf_explained_var"
+NOT_FINITE = "not_finite"  # of any loss or gradient: always skipped, this rule of a preset adds remedies
 
 INSTEAD = {  # offline these describe the file: what to watch in their place
     "critic/score/*": "val/score",
@@ -66,7 +67,9 @@ def guards_of(guards: Guards) -> list[Guard]:
             name = _unused(name, named)
         named[name] = Rule.model_validate(given.model_dump() | {"name": name})
         _refuse(where, named[name])
-    return [NotFinite(guards.max_skips), *(RuleGuard(rule) for rule in named.values()), *users]
+    any_update = named.pop(NOT_FINITE, None)
+    first = NotFinite(guards.max_skips, remedies_of(any_update) if any_update else ())
+    return [first, *(RuleGuard(rule) for rule in named.values()), *users]
 
 
 def _unused(name: str, named: dict[str, Rule]) -> str:

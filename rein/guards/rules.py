@@ -140,6 +140,11 @@ def action_of(word: str) -> tuple[Action, bool]:
     return Action(word), False
 
 
+def remedies_of(rule: Rule) -> tuple[tuple[str, Any], ...]:
+    """Name and amount of each, in order."""
+    return tuple(item for step in rule.then or [] if isinstance(step, dict) for item in step.items())
+
+
 class RuleGuard:
     """A rule of the recipe or of a preset, complete."""
 
@@ -148,10 +153,9 @@ class RuleGuard:
         self.name = rule.name or rule.metric or ""
         self.watch = Watch(rule)
         self.others = [Watch(condition) for condition in rule.when or []]
-        steps = rule.then or ["alert"]
-        words = [step for step in steps if isinstance(step, str) and step != "alert"]
+        words = [step for step in rule.then or [] if isinstance(step, str) and step != "alert"]
         self.action, self.to_best = action_of(words[0] if words else "alert")
-        self.remedies = tuple(item for step in steps if isinstance(step, dict) for item in step.items())
+        self.remedies = remedies_of(rule)
         at_once = self.action in (Action.SKIP, Action.STOP_EPOCHS)
         self.rest = rule.rest if rule.rest is not None else 0 if at_once else REST
         self.held = self.quiet = 0
@@ -206,6 +210,7 @@ class NotFinite:
     """Skips an update whose loss or gradient is not finite; stops after `max_skips` of one role in a row."""
 
     max_skips: int
+    remedies: tuple[tuple[str, Any], ...] = ()
     skips: dict[str, int] = field(default_factory=dict)  # role, the `critic` of `critic/vf_loss` -> how many
     name: str = "not_finite"
 
@@ -221,7 +226,7 @@ class NotFinite:
         if skips >= self.max_skips:
             reason = f"{reason}, {skips} updates in a row; lower the learning rate or check the rewards"
             action = Action.STOP
-        return Verdict(action, reason, self.name, bad[0], metrics[bad[0]], math.inf)
+        return Verdict(action, reason, self.name, bad[0], metrics[bad[0]], math.inf, self.remedies)
 
     def state(self) -> dict[str, Any]:
         return {"skips": dict(self.skips)}

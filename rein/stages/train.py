@@ -71,7 +71,7 @@ def train(job: Job, interrupt: Interrupt, advance: Advance) -> None:
         reins.start()
     job.maker.between = between
     for experience in experiences(job):
-        if job.cursor.batch == 0 and job.cursor.update == 0:
+        if job.cursor.batch == job.cursor.update == 0 and not reins.rollbacks:
             warn_of_strangers(job, experience.metrics)
         verdict = reins.after(experience.metrics)
         if verdict.action is Action.CONTINUE and not reins.anew:

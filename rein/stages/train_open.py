@@ -200,7 +200,7 @@ def _resume(job: Job) -> None:
     """By `resume`: auto takes the newest whole snapshot, never clears them, a path names one."""
     wanted = job.recipe.resume
     if wanted == "never":
-        job.snapshots.clear()
+        _start_anew(job)
         return
     if wanted != "auto":
         if not restore(job, _named(wanted)):
@@ -212,13 +212,18 @@ def _resume(job: Job) -> None:
         state, passed_over = job.snapshots.newest()
         for line in passed_over:
             job.console.say(f"resume: {line} passed over")
-        if state is None:
-            return
-        if not restore(job, state):
-            job.snapshots.clear()
+        if state is None or not restore(job, state):
+            _start_anew(job)
             return
         job.snapshots.drop_after(job.cursor.number)  # broken ones, or they would count as the newest
-    job.console.say(f"resume: from update {job.cursor.number} of {job.total_updates}")
+    job.reins.ground()
+    job.console.say(f"resume: from update {job.cursor.done} of {job.total_updates}")
+
+
+def _start_anew(job: Job) -> None:
+    """Nothing of an earlier run in this folder holds."""
+    job.snapshots.clear()
+    job.reins.journal.clear()
 
 
 def _named(wanted: str) -> RunState:

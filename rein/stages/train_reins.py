@@ -15,6 +15,7 @@ from rein.guards.decide import decide
 from rein.guards.presets import KL, acts, guards_of
 from rein.journal import Journal
 from rein.remedies import changed, relaxed, soften
+from rein.snapshots import RunState
 from rein.stages.train_state import go_back
 from rein.tracking.webhook import Webhook
 from rein.types import Action, Experience, Metrics, Softening, Trajectory, Verdict
@@ -138,15 +139,19 @@ class Reins:
             self.job.save(experience)
 
     def saved(self, number: int) -> None:
-        """A snapshot that is about to be written, unless it is good already, waits to be confirmed."""
+        """A snapshot that is about to be written, unless it is good already, waits to be confirmed.
+
+        While no probe is healthy they do not pile up: the newest that could be confirmed in time stay.
+        """
         if number != self.good and number not in self.pending:
-            self.pending.append(number)
+            most = self.settings.confirm_steps // max(self.settings.snapshot_every, 1) + 2
+            self.pending = [*self.pending, number][-most:]
 
     @property
     def protected(self) -> set[int]:
         """Snapshots that rotation must leave."""
         best = self.job.best.get("snapshot")
-        return {int(number) for number in (self.good, best) if number is not None}
+        return {int(number) for number in (self.good, best, *self.pending) if number is not None}
 
     # leaving and going back
 
@@ -156,13 +161,10 @@ class Reins:
         Raises GuardStop (the state is the target's, saved) when it is one rollback too many.
         """
         job, best = self.job, self.job.best.get("snapshot")
-        target = best if verdict.to_best and best is not None else self.good
-        if target is None:
-            raise GuardStop(
-                f"train: {verdict.reason}, and no good snapshot to go back to; set guards.preset=standard"
-            )
-        left, number = job.cursor.number, int(target)
-        go_back(job, job.snapshots.load(number))
+        left, (number, state) = job.cursor.number, self._target(verdict)
+        go_back(job, state)
+        if state.meta["reins"]["soft"]["reward_clip"] != dataclasses.asdict(self.soft)["reward_clip"]:
+            job.kept_experience = None  # its advantages came from other rewards
         job.cursor.number = left
         self.good, self.pending = left, []
         self.rollbacks += 1
@@ -175,14 +177,29 @@ class Reins:
             most = f"rollback {self.rollbacks}, guards.max_rollbacks is {self.settings.max_rollbacks}"
             self.leave(Action.PAUSE, f"{verdict.reason}; {most}")
 
+    def _target(self, verdict: Verdict) -> tuple[int, RunState]:
+        """The snapshot to go back to; a broken one is passed over by name."""
+        job, places = self.job, [self.good, self.job.best.get("snapshot")]
+        for number in dict.fromkeys(places[::-1] if verdict.to_best else places):
+            if number is not None:
+                try:
+                    return int(number), job.snapshots.load(int(number))
+                except CheckpointError as error:
+                    job.console.say(f"guard: {error} passed over")
+        raise CheckpointError(
+            f"{job.snapshots.folder}: {verdict.reason}, and no whole snapshot to go back to; start anew with "
+            "resume=never"
+        )
+
     def leave(self, action: Action, why: str) -> None:
         """End the run here, the state saved by the caller. Raises GuardStop."""
         job = self.job
-        job.actor.save(job.folder / "last")
+        if action is not Action.STOP:
+            job.actor.save(job.folder / "last")
         words = {
             Action.REFRESH: "asks for fresh rollouts (rein rollout with train's last, score, train again)",
             Action.PAUSE: "paused; read journal.jsonl, then go on with the same command",
-            Action.STOP: "stopped; the state is saved",
+            Action.STOP: "stopped; the state before is saved",
         }
         raise GuardStop(f"train: {why}: {words[action]} ({job.snapshots.folder})")
 
@@ -238,6 +255,16 @@ class Reins:
         self.excluded = set(state["excluded"])
         self.journal.resumed(state["journal"], number)
         self.apply()
+
+    def ground(self) -> None:
+        """After a resume: where the good or the best snapshot is not in this folder, this one must do."""
+        there = set(self.job.snapshots.numbers())
+        self.pending = [number for number in self.pending if number in there]
+        if self.job.best.get("snapshot") not in there:
+            self.job.best.pop("snapshot", None)
+        if self.acts and self.good not in there:
+            self.good, self.pending, self.job.saved_at = self.job.cursor.number, [], None
+            self.job.save(self.job.kept_experience)
 
 
 def _word(value: Any) -> str:
