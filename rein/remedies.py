@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from rein.errors import ConfigError
+from rein.tables import nearest
 from rein.types import Softening
 
 LOW, HIGH = (
@@ -56,7 +57,7 @@ def lowered(soft: Softening, name: str, value: Any) -> Softening:
 
 def more_epochs(soft: Softening, name: str, count: Any) -> Softening:
     """So many PPO epochs more (or fewer), at most MOST_EXTRA_EPOCHS away from the recipe's."""
-    if not isinstance(count, int) or not 0 < abs(count) <= MOST_EXTRA_EPOCHS:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < abs(count) <= MOST_EXTRA_EPOCHS:
         raise ConfigError(f"guards: ppo_epochs {count}; write a whole number, 1 for one epoch more")
     total = soft.ppo_epochs + count
     return replace(soft, ppo_epochs=min(max(total, -MOST_EXTRA_EPOCHS), MOST_EXTRA_EPOCHS))
@@ -64,7 +65,8 @@ def more_epochs(soft: Softening, name: str, count: Any) -> Softening:
 
 def clipped(soft: Softening, name: str, ends: Any) -> Softening:
     """Clip scores to these ends from the next batch on."""
-    if not (isinstance(ends, Sequence) and len(ends) == 2 and float(ends[0]) < float(ends[1])):
+    numbers = isinstance(ends, list | tuple) and all(type(end) in (int, float) for end in ends)
+    if not (numbers and len(ends) == 2 and ends[0] < ends[1]):
         raise ConfigError(f"guards: reward_clip {ends}; write two numbers, [-2, 2]")
     return replace(soft, reward_clip=(float(ends[0]), float(ends[1])))
 
@@ -92,8 +94,10 @@ REMEDIES: dict[str, Remedy] = {
 
 
 def soften(soft: Softening, remedies: Sequence[tuple[str, Any]]) -> Softening:
-    """Apply remedies in order. Raises ConfigError for an amount that makes no sense."""
+    """Apply remedies in order. Raises ConfigError for an unknown one and an amount that makes no sense."""
     for name, amount in remedies:
+        if name not in REMEDIES:
+            raise ConfigError(f"guards: {name!r} is no remedy; {nearest(name, REMEDIES)}")
         soft = REMEDIES[name](soft, name, amount)
     return soft
 

@@ -6,6 +6,7 @@ with a preset's name changes just the keys it gives. Knows no metric's meaning (
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -21,7 +22,7 @@ Then = str | dict[str, Any]
 
 
 def _then_ok(steps: list[Then]) -> list[Then]:
-    """Names only; values are for remedies.py to bound."""
+    """Names only, and at most one action; values are for remedies.py to bound."""
     for step in steps:
         known = REMEDIES if isinstance(step, dict) else ACTIONS
         names = list(step) if isinstance(step, dict) else [step]
@@ -29,7 +30,12 @@ def _then_ok(steps: list[Then]) -> list[Then]:
             raise ValueError(f"{step} is not one remedy; write [{{lr: 0.5}}, {{kl_coef: 1.5}}]")
         if names[0] not in known:
             kind = "remedy" if isinstance(step, dict) else "action"
-            raise ValueError(f"{names[0]} is no {kind}; known: {', '.join(known)}")
+            close = get_close_matches(names[0], known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+            raise ValueError(f"{names[0]} is no {kind}; {hint}")
+    actions = [step for step in steps if isinstance(step, str) and step != "alert"]
+    if len(actions) > 1:
+        raise ValueError(f"then has {' and '.join(actions)}; write one of them")
     return steps
 
 

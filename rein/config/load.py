@@ -226,7 +226,10 @@ def _first_line(error: ValidationError, entries: Entries, source: str | Path | N
     written = entries[key].text if key in entries else None
     if written is None or not isinstance(first["input"], int | float):
         written = json.dumps(first["input"], ensure_ascii=False, default=str)
-    return f"{_where(key, f'={written}', entries, source)}: {_complaint(key, dict(first))}{more}"
+    inner = [part for part in first["loc"][depth:] if part not in ("Rule", "str")]  # kinds, not keys
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in inner)
+    place = place if "." in place else ""
+    return f"{_where(key, f'{place}={written}', entries, source)}: {_complaint(key, dict(first))}{more}"
 
 
 def _complaint(key: str, error: dict[str, Any]) -> str:

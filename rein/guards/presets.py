@@ -15,20 +15,25 @@ import yaml
 from rein.config.guards import Rule
 from rein.config.recipe import Guards
 from rein.errors import ConfigError
-from rein.guards.rules import KINDS, NotFinite, RuleGuard, UserRule, remedies_of, tests_of
+from rein.guards.rules import KINDS, NotFinite, RuleGuard, remedies_of, tests_of
+from rein.guards.user import UserRule
 from rein.protocols import Guard
 from rein.tables import load_object
 
 KL = "probe/kl_reference"
 EXPLAINED = "critic/vf_explained_var"
 NOT_FINITE = "not_finite"  # of any loss or gradient: always skipped, this rule of a preset adds remedies
+ANY_UPDATE = Rule.model_validate({"name": NOT_FINITE, "metric": "*", "not_finite": True})
 
 INSTEAD = {  # offline these describe the file: what to watch in their place
     "critic/score/*": "val/score",
     "critic/rewards/*": "val/score",
     "response_length/*": "val/response_length",
 }
-TOO_LATE = ("probe/*", "val/*", "kl/*", "rollout_corr/*", "training/*", "critic/advantages/*", EXPLAINED)
+TOO_LATE = (  # of a batch, a probe or a validation: there is no update that could be skipped
+    *("probe/*", "val/*", "kl/behavior", "kl/reference*", "rollout_corr/*", "training/*", "shaping/*"),
+    *("actor/reward_kl_*", "critic/advantages/*", "critic/values/*", "critic/returns/*", EXPLAINED),
+)
 
 
 def preset(name: str) -> list[dict[str, Any]]:
@@ -53,18 +58,13 @@ def guards_of(guards: Guards) -> list[Guard]:
         if isinstance(given, str):
             users.append(UserRule(given, load_object(given, where)))
             continue
-        name = given.name or given.metric or where
-        under = named.get(name)
-        own = given.model_dump(exclude_unset=True, exclude_none=True)
-        if under is not None:
-            if any(
-                own.get(kind) is not None for kind in KINDS
-            ):  # another test takes the place of the preset's
+        name = given.name or _unused(given.metric or where, named)
+        own = {key: value for key in given.model_fields_set if (value := getattr(given, key)) is not None}
+        if under := named.get(name):
+            if any(kind in own for kind in KINDS):  # another test takes the place of the preset's
                 under = under.model_copy(update=dict.fromkeys(KINDS))
             given = under.model_copy(update=own)
-        elif given.name is None and given.metric is not None:
-            name = _unused(name, named)
-        named[name] = Rule.model_validate(given.model_dump() | {"name": name})
+        named[name] = given.model_copy(update={"name": name})
         _refuse(where, named[name])
     any_update = named.pop(NOT_FINITE, None)
     first = NotFinite(guards.max_skips, remedies_of(any_update) if any_update else ())
@@ -92,10 +92,19 @@ def _refuse(where: str, rule: Rule) -> None:
                 raise ConfigError(
                     f"{where}: {test.metric} describes the stored rows and cannot move; watch {instead}"
                 )
+    then = rule.then or []
+    if rule.name == NOT_FINITE or rule.metric == ANY_UPDATE.metric:
+        actions = {step for step in then if isinstance(step, str)}
+        if rule.model_copy(update={"then": None}) != ANY_UPDATE or actions - {"skip", "alert"}:
+            raise ConfigError(
+                f"{where}: {NOT_FINITE} reads every loss and gradient (*) and always skips; change its "
+                "remedies alone, or give your rule a metric and another name"
+            )
     late = any(fnmatch.fnmatch(rule.metric or "", pattern) for pattern in TOO_LATE)
-    if late and "skip" in (rule.then or []):
+    if late and ("skip" in then or {"exclude_rows": True} in then):
         raise ConfigError(
-            f"{where}: {rule.metric} is read after the update, which skip cannot undo; write rollback"
+            f"{where}: {rule.metric} is not read of an update, so there is nothing to skip and no row to "
+            "leave out; write rollback, or watch a metric of updates such as actor/grad_norm"
         )
 
 

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rein.config.guards import Condition, Rule
-from rein.errors import UserCodeError
 from rein.types import Action, Metrics, Verdict
 
 WINDOW, REST = 5, 3  # readings
@@ -71,7 +70,7 @@ class Watch:
         mean = sum(recent) / len(recent)
         if self.condition.of == "mean":
             return mean
-        return math.sqrt(sum((x - mean) ** 2 for x in recent) / len(recent))
+        return math.sqrt(sum((x - mean) * (x - mean) for x in recent) / len(recent))  # ** overflows
 
     def baseline(self) -> float:
         """What the limit is relative to; NaN while it is not known."""
@@ -108,8 +107,10 @@ def _falls(watch: Watch, amount: float) -> Found:
 
 def _flat(watch: Watch, amount: float) -> Found:
     recent = watch.readings.last[-watch.window :]
+    if len(recent) < watch.window or not all(map(math.isfinite, recent)):
+        return False, math.nan, amount
     spread = max(recent) - min(recent)
-    return len(recent) == watch.window and spread <= amount, spread, amount
+    return spread <= amount, spread, amount
 
 
 def _not_finite(watch: Watch, amount: float) -> Found:
@@ -132,6 +133,13 @@ def tests_of(condition: Condition) -> list[str]:
     return [kind for kind, amount in given.items() if amount is not None and amount is not False]
 
 
+def action_of(word: str) -> tuple[Action, bool]:
+    """What a word of `then` asks for, and whether a rollback goes to the best. Raises ValueError."""
+    if word in ("alert", "rollback_to_best"):
+        return (Action.CONTINUE, False) if word == "alert" else (Action.ROLLBACK, True)
+    return Action(word), False
+
+
 def remedies_of(rule: Rule) -> tuple[tuple[str, Any], ...]:
     """Name and amount of each, in order."""
     return tuple(item for step in rule.then or [] if isinstance(step, dict) for item in step.items())
@@ -145,15 +153,8 @@ class RuleGuard:
         self.name = rule.name or rule.metric or ""
         self.watch = Watch(rule)
         self.others = [Watch(condition) for condition in rule.when or []]
-        steps = rule.then or ["alert"]
-        words = [step for step in steps if isinstance(step, str)]
-        self.to_best = "rollback_to_best" in words
-        actions = [
-            Action.ROLLBACK if word == "rollback_to_best" else Action(word)
-            for word in words
-            if word != "alert"
-        ]
-        self.action = actions[0] if actions else Action.CONTINUE
+        words = [step for step in rule.then or [] if isinstance(step, str) and step != "alert"]
+        self.action, self.to_best = action_of(words[0] if words else "alert")
         self.remedies = remedies_of(rule)
         at_once = self.action in (Action.SKIP, Action.STOP_EPOCHS)
         self.rest = rule.rest if rule.rest is not None else 0 if at_once else REST
@@ -232,41 +233,3 @@ class NotFinite:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.skips = dict(state["skips"])
-
-
-class UserRule:
-    """A user's function of the metrics: it returns a Verdict, the name of an action, or None to go on.
-
-    A class is made once; its `state()` and `restore(state)`, where it has them, are kept with the run.
-    """
-
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self.name = name
-        self.function = function() if isinstance(function, type) else function
-
-    def __call__(self, metrics: Metrics) -> Verdict | None:
-        try:
-            found = self.function(dict(metrics))
-        except Exception as error:
-            raise UserCodeError(
-                f"guards.rules: {self.name} raised {type(error).__name__} ({error}); mend it "
-                "and go on with the same command"
-            ) from error
-        if found is None or isinstance(found, Verdict):
-            return found
-        try:
-            return Verdict(Action(found), f"{self.name} says {found}", self.name)
-        except ValueError as error:
-            known = ", ".join(Action)
-            raise UserCodeError(
-                f"guards.rules: {self.name} returned {found!r}; return None, a Verdict or one of {known}"
-            ) from error
-
-    def state(self) -> dict[str, Any]:
-        own = getattr(self.function, "state", None)
-        return dict(own()) if callable(own) else {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        own = getattr(self.function, "restore", None)
-        if callable(own):
-            own(state)

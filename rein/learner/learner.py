@@ -138,7 +138,7 @@ class Learner:
         objective.prepare(experience, rows, parts)
         beside = Beside(1.0, 0.0, {})
         if self.imitation is not None and update.role == "actor":
-            beside = self.imitation.backward(len(rows), counts.tokens)
+            beside = self.imitation.backward(len(rows), counts.tokens, self.token_budget)
         totals: dict[str, float] = {}
         kl_coef = self.softened(self.kl_coef_in_loss)
         for part in parts:

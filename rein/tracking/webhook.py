@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -24,11 +25,11 @@ class Webhook:
     def post(self, event: Mapping[str, Any]) -> str:
         """Send one event; what to say where it failed for the first time, else nothing."""
         body = json.dumps(event, default=str).encode()
-        request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
         try:
+            request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
             with urllib.request.urlopen(request, timeout=TIMEOUT_S):
                 return ""
-        except (urllib.error.URLError, OSError, ValueError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             said, self.failed = self.failed, True
             return (
                 ""
