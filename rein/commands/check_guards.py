@@ -21,7 +21,7 @@ def snapshot_bytes(parts: Parts) -> float:
 
 
 def guards_line(recipe: Recipe, plan: Plan, parts: Parts | None) -> str:
-    """guards: standard, 31 rules; probe every 8 updates; snapshot every 32, at most 4 kept: ~54 MiB of disk"""
+    """guards: standard, 31 rules; probe every 8 updates; snapshot every 32, at most 4 kept: ~54 MiB"""
     settings, guards = recipe.guards, guards_of(recipe.guards)
     kept = max(NEWEST, most_pending(settings)) + PROTECTED if acts(guards) else NEWEST
     if not acts(guards):
@@ -30,7 +30,7 @@ def guards_line(recipe: Recipe, plan: Plan, parts: Parts | None) -> str:
         when = f"snapshot every {settings.snapshot_every}"
     else:
         when = "snapshots of the start and the best"
-    disk = "" if parts is None else f": ~{kept * snapshot_bytes(parts) / 2**20:,.0f} MiB of disk"
+    disk = "" if parts is None else f": ~{kept * snapshot_bytes(parts) / 2**20:,.0f} MiB"
     told = [
         f"guards: {settings.preset}, {len(guards)} rule{'' if len(guards) == 1 else 's'}",
         f"probe every {settings.probe_every} updates",
