@@ -28,7 +28,10 @@ INSTEAD = {  # offline these describe the file: what to watch in their place
     "critic/rewards/*": "val/score",
     "response_length/*": "val/response_length",
 }
-TOO_LATE = ("probe/*", "val/*", "kl/*", "rollout_corr/*", "training/*", "critic/advantages/*", EXPLAINED)
+TOO_LATE = (  # read when the update that it could have kept out is applied
+    *("probe/*", "val/*", "kl/behavior", "kl/reference*", "rollout_corr/*", "training/*"),
+    *("critic/advantages/*", "critic/values/*", "critic/returns/*", "actor/reward_kl_*", EXPLAINED),
+)
 
 
 def preset(name: str) -> list[dict[str, Any]]:
@@ -93,9 +96,10 @@ def _refuse(where: str, rule: Rule) -> None:
                     f"{where}: {test.metric} describes the stored rows and cannot move; watch {instead}"
                 )
     late = any(fnmatch.fnmatch(rule.metric or "", pattern) for pattern in TOO_LATE)
-    if late and "skip" in (rule.then or []):
+    undone = [step for step in rule.then or [] if step in ("skip", "stop_epochs")]
+    if late and undone:
         raise ConfigError(
-            f"{where}: {rule.metric} is read after the update, which skip cannot undo; write rollback"
+            f"{where}: {rule.metric} is read after the update, which {undone[0]} cannot undo; write rollback"
         )
 
 

@@ -40,8 +40,10 @@ COUNTED = {  # what a run is said to have had, by the action of its events: one,
     "pause": ("pause", "pauses"),
     "stop": ("stop", "stops"),
     "out of memory": ("time out of memory", "times out of memory"),
+    "soften": ("softening", "softenings"),
     "alert": ("alert", "alerts"),
 }
+ROLLBACKS = ("rollback", "rollback_to_best")
 KINDS = {"out_of_memory": "out of memory", "decay": "relaxed"}  # of lines that no rule caused
 
 
@@ -84,7 +86,7 @@ def events(lines: Sequence[Line]) -> list[Event]:
     asked: Event | None = None
     for line in lines:
         if _rollback(line):
-            if asked is None:
+            if asked is None:  # of a journal that lost the verdict
                 asked = _event(line, "rollback")
                 found.append(asked)
             asked.back, asked = line["to"], None
@@ -92,7 +94,7 @@ def events(lines: Sequence[Line]) -> list[Event]:
         kind = str(line.get("kind"))
         event = _event(line, str(line.get("action")) if kind == "verdict" else KINDS.get(kind, kind))
         found.append(event)
-        asked = event if event.action == "rollback" else asked
+        asked = event if event.action in ROLLBACKS else asked
     return found
 
 
@@ -157,7 +159,8 @@ def outcome(lines: Sequence[Line], found: Sequence[Event]) -> str:
     said = []
     for action, (one, several) in COUNTED.items():
         # Several rules may ask for one update to be skipped; every other event counts for itself.
-        numbers = [event.number for event in found if event.action == action]
+        same = ROLLBACKS if action == "rollback" else (action,)
+        numbers = [event.number for event in found if event.action in same]
         count = len(set(numbers)) if action in ("skip", "stop_epochs") else len(numbers)
         said += [_count(count, one, several)] if count else []
     now = {name: pair[1] for line in lines for name, pair in _changes(line).items()}
@@ -190,7 +193,7 @@ def marks(found: Sequence[Event]) -> list[dict[str, Any]]:
 def _kind(found: Sequence[Event]) -> str:
     if any(event.back is not None for event in found):
         return "rollback"
-    return "alert" if all(event.action in ("alert", "relaxed") for event in found) else "action"
+    return "alert" if all(event.action in ("alert", "soften", "relaxed") for event in found) else "action"
 
 
 def _wrapped(text: str) -> str:

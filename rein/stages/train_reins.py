@@ -47,7 +47,7 @@ class Reins:
 
     def before(self, metrics: Metrics, rows: Sequence[Trajectory]) -> Verdict:
         """Of an update that is not applied yet: the gravest verdict, the remedies of all of them taken."""
-        verdict = self._judge(metrics, rows, self.job.cursor.number + 1)
+        verdict = self._judge(decide(self.guards, metrics), metrics, rows, self.job.cursor.number + 1)
         if verdict.action is not Action.CONTINUE:
             self.skipped += 1
             metrics["guard/skipped"] = self.skipped
@@ -56,13 +56,15 @@ class Reins:
     def after(self, metrics: Metrics) -> Verdict:
         """Of a batch, a probe or a validation; a healthy probe confirms older snapshots."""
         softer = self.soft
-        verdict = self._judge(metrics, (), self.job.cursor.number)
+        verdicts = [_too_late(verdict) for verdict in decide(self.guards, metrics)]
+        verdict = self._judge(verdicts, metrics, (), self.job.cursor.number)
         if KL in metrics and verdict.action is Action.CONTINUE:
             self._healthy(softened=self.soft != softer)
         return verdict
 
-    def _judge(self, metrics: Metrics, rows: Sequence[Trajectory], number: int) -> Verdict:
-        verdicts = decide(self.guards, metrics)
+    def _judge(
+        self, verdicts: list[Verdict], metrics: Metrics, rows: Sequence[Trajectory], number: int
+    ) -> Verdict:
         if verdicts and verdicts[0].action is Action.ROLLBACK:
             del verdicts[1:]  # what lighter ones saw is undone with it
         for verdict in verdicts:
@@ -263,6 +265,12 @@ class Reins:
         if self.acts and self.good not in there:
             self.good, self.pending, self.job.saved_at = self.job.cursor.number, [], None
             self.job.save(self.job.kept_experience)
+
+
+def _too_late(verdict: Verdict) -> Verdict:
+    """What is applied already cannot be skipped: that is said, and nothing else."""
+    late = verdict.action in (Action.SKIP, Action.STOP_EPOCHS)
+    return dataclasses.replace(verdict, action=Action.CONTINUE) if late else verdict
 
 
 def _called(verdict: Verdict) -> str:

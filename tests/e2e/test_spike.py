@@ -42,7 +42,9 @@ def test_a_spike_is_seen_undone_softened_and_the_run_ends_well(
     assert first["changed"]["lr"] == [1.0, pytest.approx(0.1)]
     assert back["to"] < back["from"]
     for number, event in enumerate(verdicts, 1):  # a second restore does not forget the first
-        assert event["changed"]["lr"] == pytest.approx([max(0.1 ** (number - 1), 0.01), max(0.1**number, 0.01)])
+        assert event["changed"]["lr"] == pytest.approx(
+            [max(0.1 ** (number - 1), 0.01), max(0.1**number, 0.01)]
+        )
     lines = metrics(tmp_path / "run")
     seen = [line for line in lines if "guard/kl_high" in line]
     assert [line["guard/kl_high"] for line in seen] == [event["value"] for event in verdicts]

@@ -34,7 +34,8 @@ RUN = [
     verdict(20, "actor_spike", "skip"),
     verdict(21, "actor_spike", "skip", changed={"reward_clip": [None, [-2.0, 2.0]]}),
     verdict(30, "heavy_tail", "alert"),
-    verdict(40, "kl_high", "rollback", changed={"kl_coef": [1.5, 2.25]}),
+    verdict(32, "kl_soft", "soften", changed={"kl_coef": [1.5, 2.0]}),
+    verdict(40, "score_fell", "rollback_to_best", changed={"kl_coef": [2.0, 2.25]}),
     rollback(40, 24),
     {"kind": "decay", "number": 64, "reason": "5 healthy probes", "changed": {"kl_coef": [2.25, 1.0]}},
 ]
@@ -52,14 +53,14 @@ def test_a_rollback_is_one_event_with_the_verdict_that_asked_for_it() -> None:
     ]
     assert found[1].seen == "probe/kl_reference 0.31 is above 0.3"
     assert found[1].changed == "learning rate x0.5 → x0.15, KL coefficient x1 → x1.5"
-    assert [e.back for e in found if e.action == "rollback"] == [0, 24]
+    assert [e.back for e in found if e.back is not None] == [0, 24]
     assert len(found) == len(RUN) - 2
 
 
 def test_the_sentence_counts_events_and_says_what_holds_at_the_end() -> None:
     assert section(RUN)["outcome"] == (
-        "2 rollbacks, 2 updates skipped, 1 batch cut short, 1 alert, learning rate now x0.15, "
-        "reward clip now -2 to 2."
+        "2 rollbacks, 2 updates skipped, 1 batch cut short, 1 softening, 1 alert, "
+        "learning rate now x0.15, reward clip now -2 to 2."
     )
 
 
@@ -100,6 +101,7 @@ def test_curves_are_marked_once_for_an_update_and_paler_where_they_were_undone()
         (20, "action", ""),
         (21, "action", ""),
         (30, "alert", ""),
+        (32, "alert", ""),
         (40, "rollback", "back to 24"),
         (64, "alert", ""),
     ]
