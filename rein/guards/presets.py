@@ -108,6 +108,11 @@ def _refuse(where: str, rule: Rule) -> None:
         )
 
 
+def most_pending(guards: Guards) -> int:
+    """How many rollback points may wait for later probes at once: those that could be confirmed in time."""
+    return guards.confirm_steps // max(guards.snapshot_every, 1) + 2
+
+
 def acts(guards: Sequence[Guard]) -> bool:
     """Whether any of them may ask for a rollback, so that rollback points are worth their disk."""
     return any(not isinstance(guard, NotFinite) for guard in guards)
