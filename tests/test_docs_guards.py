@@ -1,4 +1,4 @@
-"""docs/guards.md against the code: keys, actions, remedies, bounds, defaults, rules of presets; examples work."""
+"""docs/guards.md against the code: keys, actions, remedies, bounds, defaults, the presets; examples work."""
 
 import re
 from pathlib import Path
