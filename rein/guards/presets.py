@@ -110,7 +110,8 @@ def _refuse(where: str, rule: Rule) -> None:
 
 def most_pending(guards: Guards) -> int:
     """How many rollback points may wait for later probes at once: those that could be confirmed in time."""
-    return guards.confirm_steps // max(guards.snapshot_every, 1) + 2
+    every = guards.snapshot_every
+    return 2 + (guards.confirm_steps // every if every > 0 else 0)
 
 
 def acts(guards: Sequence[Guard]) -> bool:
