@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check slow smol fuzz clean
+.PHONY: setup demo test check slow smol fuzz crash clean
 
 setup: $(STAMP)
 
@@ -43,6 +43,10 @@ SEED ?= 0
 N ?= 5000
 fuzz: $(STAMP)
 	PYTHONPATH=tests/fuzz OMP_NUM_THREADS=1 $(PY) -W ignore tests/fuzz/fuzz_run.py --seed $(SEED) --files $(N)
+
+# Small runs killed at any moment and resumed: bit-equal to the unbroken ones.
+crash: $(STAMP)
+	OMP_NUM_THREADS=1 $(PY) benchmarks/crash.py
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -148,6 +148,7 @@ def recipe_of(out: Path, start: Path, words: Sequence[str]) -> Recipe:
         "data.holdout_fraction=0",
         "critic.optim.lr=1e-3",
         "trainer.val_before_train=false",
+        "guards.preset=off",
         "trainer.logger=[jsonl]",
     ]
     return load(None, [*shared, *words])[0]

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from rein import __version__
-from rein.errors import ConfigError, Interrupted, ReinError
+from rein.errors import ConfigError, Interrupted, ReinError, is_out_of_memory
 
 if TYPE_CHECKING:
     from rein.config.recipe import Recipe
@@ -157,7 +157,7 @@ def exit_code(error: BaseException) -> tuple[int, str]:
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141, ""
-    if _out_of_memory(error):
+    if is_out_of_memory(error):
         return 9, f"out of memory: {message or 'no detail'}; lower ppo_max_token_len_per_gpu or batch_size"
     if isinstance(error, OSError) and error.errno in _DISK:
         return 6, f"{error.filename or 'disk'}: {error.strerror}; free space, or write elsewhere with out=DIR"
@@ -167,13 +167,6 @@ def exit_code(error: BaseException) -> tuple[int, str]:
             f"{error.filename or 'path'}: {error.strerror}; check the path, or write elsewhere with out=DIR",
         )
     return 1, f"unexpected {type(error).__name__}: {message}; run again with --debug to see where"
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    # By name and words: torch must not be imported to look at an error.
-    words = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "CUDA out of memory")
-    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or (isinstance(error, RuntimeError | OSError) and any(word in str(error) for word in words))
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

@@ -70,3 +70,11 @@ class Interrupted(ReinError, RuntimeError):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python, torch or the system means that memory ran out."""
+    # By name and words: torch must not be imported to look at an error.
+    words = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "CUDA out of memory")
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or (isinstance(error, RuntimeError | OSError) and any(word in str(error) for word in words))

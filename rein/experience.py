@@ -1,7 +1,7 @@
 """Stored rows + models -> Experience: log-probs, values, token-level rewards, advantages. Orchestration only.
 
 The maths is functional/'s, the forward passes are the models'. What the frozen reference says of a row is
-computed once, kept in a cache and passed in by row key.
+passed in by row key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from rein.config.recipe import Recipe
 from rein.data.batches import micro_batches
-from rein.data.cache import ScoreCache
 from rein.errors import DataError
 from rein.functional.advantages import (
     ESTIMATORS,
@@ -31,7 +30,7 @@ from rein.functional.rewards import shape_scores, subtract_kl
 from rein.functional.statistics import explained_variance
 from rein.protocols import Actor, Critic, Reference
 from rein.rewards.shaping import Shaped, shape
-from rein.types import Experience, Floats, Metrics, Trajectory
+from rein.types import Experience, Floats, Metrics, Softening, Trajectory
 
 
 def padded(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
@@ -67,35 +66,6 @@ def in_micro_batches(
     return out
 
 
-def reference_log_probs(
-    rows: Sequence[Trajectory],
-    reference: Actor,
-    cache: ScoreCache,
-    budget: int,
-    advance: Callable[[int], None],
-) -> dict[str, Floats]:
-    """What a frozen model gives each response, by row key: from the cache, else by a forward pass, which the
-    cache keeps.
-    """
-    found: dict[str, Floats] = {}
-    missing: dict[str, Trajectory] = {}
-    for row in rows:
-        known = cache.get(row.key)
-        if known is None:
-            missing[row.key] = row
-        else:
-            found[row.key] = known
-    todo = list(missing.values())
-    for begin in range(0, len(todo), 256):
-        some = todo[begin : begin + 256]
-        log_probs = in_micro_batches(some, budget, lambda part, temp: reference.log_probs(part, temp)[0])
-        fresh = {row.key: log_probs[i, : len(row.response_ids)].float().numpy() for i, row in enumerate(some)}
-        cache.add(fresh)
-        found.update(fresh)
-        advance(len(some))
-    return found
-
-
 class ExperienceMaker:
     """Turns a batch of rows into an Experience with the actor and critic as they are now."""
 
@@ -114,13 +84,28 @@ class ExperienceMaker:
         self.actor, self.critic, self.references = actor, critic, references
         self.corrected = corrected
         self.statistics, self.reference = statistics, reference
+        self.token_budget = recipe.actor.ppo_max_token_len_per_gpu
+        self.reward_manager = recipe.reward_manager
+        self.between: Callable[[], None] = lambda: None  # called between the passes of a batch
+
+    def soften(self, soft: Softening) -> None:
+        """Take what remedies have made of the token budget and the reward clip; from the next batch on."""
+        given = self.recipe.actor.ppo_max_token_len_per_gpu
+        self.token_budget = max(int(given * soft.token_budget), 1)
+        self.reward_manager = self.recipe.reward_manager
+        if soft.reward_clip is not None:
+            low, high = soft.reward_clip
+            own = self.reward_manager.clip_range or (low, high)
+            ends = max(low, own[0]), min(high, own[1])
+            ends = ends if ends[0] < ends[1] else own
+            self.reward_manager = self.reward_manager.model_copy(update={"clip_range": ends})
 
     def make(self, rows: list[Trajectory], kl_coef_in_reward: float) -> Experience:
         """Score, weigh and estimate one batch.
 
         Raises DataError for a row to which the actor gives a log-prob that is not finite.
         """
-        budget = self.recipe.actor.ppo_max_token_len_per_gpu
+        budget = self.token_budget
         mask = padded([row.response_mask for row in rows], torch.bool)
         old = in_micro_batches(rows, budget, lambda part, temp: self.actor.log_probs(part, temp)[0])
         self._finite(rows, old, mask)
@@ -143,7 +128,7 @@ class ExperienceMaker:
         """Scores shaped and placed on tokens, [B, T]: what the critic is fitted to before PPO."""
         mask = padded([row.response_mask for row in rows], torch.bool)
         longest = self.recipe.data.max_response_length
-        return shape(rows, mask, self.recipe.reward_manager, max_length=longest, statistics=self.statistics)
+        return shape(rows, mask, self.reward_manager, max_length=longest, statistics=self.statistics)
 
     def stored_returns(self, rows: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
         """Monte-Carlo returns of the shaped stored scores, and the mask, [B, T] each."""
@@ -215,7 +200,7 @@ class ExperienceMaker:
 
     def _exact_kl(self, e: Experience) -> Tensor | None:
         """KL(actor || reference) over the vocabulary, [B, T], where the KL in the reward is of that kind."""
-        reference, budget = self.reference, self.recipe.actor.ppo_max_token_len_per_gpu
+        reference, budget = self.reference, self.token_budget
         if reference is None or self.recipe.algorithm.kl_penalty not in EXACT_KINDS:
             return None
         actor = self.actor
@@ -228,7 +213,7 @@ class ExperienceMaker:
         if name is None:
             return
         if self.critic is not None:
-            critic, budget = self.critic, self.recipe.actor.ppo_max_token_len_per_gpu
+            critic, budget = self.critic, self.token_budget
             e.values = in_micro_batches(e.rows, budget, lambda part, _: critic.values(part))
         known: dict[str, Tensor | None] = {
             "token_level_rewards": rewards,
@@ -242,6 +227,9 @@ class ExperienceMaker:
         }
         advantages, returns = ESTIMATORS[name](*(known[key] for key in INPUTS[name]), **self._options(name))
         e.advantages = whiten(advantages, e.response_mask) if name in WHITENED else advantages
+        counted = e.advantages[e.response_mask]
+        if counted.numel():
+            e.metrics |= mean_max_min("critic/advantages", counted)
         if e.values is not None:
             e.returns = returns
             e.metrics |= value_metrics(e.values, returns, e.response_mask)
@@ -268,7 +256,7 @@ class ExperienceMaker:
         if any(row.baseline_score is None for row in rows):
             return None
         scores = torch.tensor([float(row.baseline_score or 0.0) for row in rows])
-        clip = self.recipe.reward_manager.clip_range
+        clip = self.reward_manager.clip_range
         return shape_scores(scores, statistics=self.statistics, clip_range=clip)
 
 

@@ -115,9 +115,13 @@ class Reward(Protocol):
 
 
 class Guard(Protocol):
-    """Looks at reduced metrics and says what to do."""
+    """Looks at reduced metrics and says what to do; what it has counted is kept with the run."""
 
-    def __call__(self, metrics: Metrics) -> Verdict: ...
+    name: str
+
+    def __call__(self, metrics: Metrics) -> Verdict | None: ...
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: dict[str, Any]) -> None: ...
 
 
 class Tracker(Protocol):

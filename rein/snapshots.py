@@ -1,7 +1,7 @@
 """Run state on disk: saved whole or not at all, verified on load, older ones kept until the new one is whole.
 
-A snapshot is a folder `step-<number>` holding tensors.safetensors and state.json; state.json carries the
-sha256 of the tensors and its own. No pickle is ever read. Knows nothing of what the state means.
+A snapshot is a folder `step-<number>` holding tensors.safetensors and state.json; state.json carries the kind
+of run, the sha256 of the tensors and its own. No pickle is ever read. Knows nothing of what the state means.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ from torch import Tensor
 
 from rein.errors import CheckpointError
 
-VERSION = 3
+VERSION = 4
+OURS = re.compile(r"(step|\.old)-(0|[1-9][0-9]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +36,48 @@ class RunState:
 
 
 class Snapshots:
-    """The ring of snapshots in one folder; `keep` newest stay."""
+    """The ring of snapshots of one kind of run in one folder; the `keep` newest stay."""
 
-    def __init__(self, folder: Path, *, keep: int = 2) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, *, kind: str = "train", keep: int = 2) -> None:
+        self.folder, self.kind, self.keep = folder, kind, keep
 
-    def save(self, number: int, state: RunState) -> Path:
-        """Write beside, fsync, rename; then rotate. Raises CheckpointError; the older snapshots stay."""
+    def save(self, number: int, state: RunState, *, protect: Collection[int] = ()) -> Path:
+        """Write beside, fsync, rename; then rotate: the `keep` newest, this one and the protected ones stay.
+
+        Raises CheckpointError, which names the older ones that stay.
+        """
         target = self.folder / f"step-{number}"
         draft = self.folder / f".draft-{uuid.uuid4().hex[:8]}"
         try:
             draft.mkdir(parents=True)
-            tensors = {name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}
-            save_file(_unshared(tensors), draft / "tensors.safetensors")
-            body = {"version": VERSION, "number": number, "meta": json.loads(json.dumps(state.meta))}
-            body["tensors_sha256"] = _sha256(draft / "tensors.safetensors")
-            body["sha256"] = _body_hash(body)
-            (draft / "state.json").write_text(json.dumps(body), encoding="utf-8")
-            shutil.copymode(draft / "state.json", draft / "tensors.safetensors")
-            for path in (*draft.iterdir(), draft):
-                _fsync(path)
-            if target.exists():
-                target.rename(self.folder / f".old-{uuid.uuid4().hex[:8]}")
+            _write(draft, self.kind, number, state)
+            if target.exists():  # read as step-<number> until the new one stands
+                shutil.rmtree(aside := self.folder / f".old-{number}", ignore_errors=True)
+                target.rename(aside)
             draft.rename(target)
             _fsync(self.folder)
         except (OSError, SafetensorError) as error:
+            older = ", ".join(f"step-{n}" for n in self.numbers())
             raise CheckpointError(
-                f"{target}: cannot be saved ({error}); free space or choose another out=; older ones stay"
+                f"{target}: cannot be saved ({error}); free space or choose another out=; "
+                f"{f'older ones stay: {older}' if older else 'there is no older one'}"
             ) from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        for old in (*self._all()[self.keep :], *self._leftovers()):
+        folders = self._folders()
+        stay = {folders.get(n) for n in (number, *protect, *self.numbers()[: self.keep])}
+        for old in {*folders.values(), *self._leftovers()} - stay:
             shutil.rmtree(old, ignore_errors=True)
         return target
+
+    def load(self, number: int) -> RunState:
+        """The snapshot of this number, verified. Raises CheckpointError that names the file and its fault."""
+        folder = self._folders().get(number, self.folder / f"step-{number}")
+        return load(folder, kind=self.kind, number=number)
+
+    def numbers(self) -> list[int]:
+        """Of the snapshots that are there, whole or not, newest first."""
+        return list(self._folders())
 
     def newest(self) -> tuple[RunState | None, list[str]]:
         """The newest whole snapshot, and a line for each broken one that was passed over.
@@ -73,9 +85,9 @@ class Snapshots:
         Raises CheckpointError when there are snapshots and none is whole: never a silent fresh start.
         """
         passed_over: list[str] = []
-        for folder in self._all():
+        for number in self.numbers():
             try:
-                return load(folder), passed_over
+                return self.load(number), passed_over
             except CheckpointError as error:
                 passed_over.append(str(error))
         if passed_over:
@@ -86,49 +98,77 @@ class Snapshots:
 
     def drop_after(self, number: int) -> None:
         """Forget what came after `number`: the run goes on from there, the later ones are another branch."""
-        for folder in self._all():
-            if int(folder.name[5:]) > number:
+        for found, folder in self._folders().items():
+            if found > number:
                 shutil.rmtree(folder)
 
     def clear(self) -> None:
         """Forget this run's snapshots (resume=never)."""
-        for folder in (*self._all(), *self._leftovers()):
+        for folder in {*self._folders().values(), *self._leftovers()}:
             shutil.rmtree(folder)
 
     def _leftovers(self) -> list[Path]:
         """What a process that was killed amid a save left behind."""
         return [path for kind in (".draft-*", ".old-*") for path in self.folder.glob(kind)]
 
-    def _all(self) -> list[Path]:
-        """Newest first, by number."""
-        if not self.folder.is_dir():
-            return []
-        numbered = [(int(p.name[5:]), p) for p in self.folder.glob("step-*") if p.name[5:].isdigit()]
-        return [path for _, path in sorted(numbered, reverse=True)]
+    def _folders(self) -> dict[int, Path]:
+        """By number, newest first; one that was set aside counts where its successor never stood."""
+        found: dict[int, Path] = {}
+        for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():  # .old- before step-
+            name = OURS.fullmatch(path.name)
+            if name and path.is_dir():
+                found[int(name[2])] = path
+        return dict(sorted(found.items(), reverse=True))
 
 
-def load(folder: Path) -> RunState:
-    """Read and verify one snapshot.
+def load(folder: Path, *, kind: str = "train", number: int | None = None) -> RunState:
+    """Read and verify one snapshot, wherever it lies; of any number where none is given.
 
-    Raises CheckpointError that names what is missing or damaged; the caller says what to do instead.
+    Raises CheckpointError that names what is missing, damaged or of another kind; the caller says what to do
+    instead.
     """
     state_file, tensor_file = folder / "state.json", folder / "tensors.safetensors"
     try:
         body = json.loads(state_file.read_text(encoding="utf-8"))
+        if not isinstance(body, dict) or "version" not in body:
+            raise CheckpointError(f"{state_file}: is no state of Rein's")
         if body["version"] != VERSION:
             raise CheckpointError(
-                f"{state_file}: version {body['version']} is not {VERSION} (another release wrote it)"
+                f"{state_file}: version {body['version']!r} is not {VERSION} (another release wrote it)"
             )
         claimed = body.pop("sha256")
         if claimed != _body_hash(body):
             raise CheckpointError(f"{state_file}: damaged (checksum differs)")
+        if body["kind"] != kind:
+            raise CheckpointError(f"{state_file}: is of {body['kind']}, not of {kind}")
+        if number not in (None, body["number"]):
+            raise CheckpointError(f"{state_file}: is step {body['number']}, not {number}; rename the folder")
         if body["tensors_sha256"] != _sha256(tensor_file):
             raise CheckpointError(f"{tensor_file}: damaged (checksum differs)")
         return RunState(load_file(tensor_file), body["meta"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{folder}: not a whole snapshot ({error!r})") from error
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{state_file}: is no state of Rein's ({error!r})") from error
+    except OSError as error:
+        where = f"{error.filename}: {error.strerror}"
+        raise CheckpointError(f"{folder}: not a whole snapshot ({where})") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{state_file}: damaged ({error!r})") from error
+    except SafetensorError as error:
+        raise CheckpointError(f"{tensor_file}: damaged ({error!r})") from error
+
+
+def _write(draft: Path, kind: str, number: int, state: RunState) -> None:
+    """Both files of a snapshot, on the disk for good."""
+    tensors = {name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}
+    save_file(_unshared(tensors), draft / "tensors.safetensors")
+    meta = json.loads(json.dumps(state.meta))
+    body: dict[str, Any] = {"version": VERSION, "kind": kind, "number": number, "meta": meta}
+    body["tensors_sha256"] = _sha256(draft / "tensors.safetensors")
+    body["sha256"] = _body_hash(body)
+    (draft / "state.json").write_text(json.dumps(body), encoding="utf-8")
+    shutil.copymode(draft / "state.json", draft / "tensors.safetensors")
+    for path in (*draft.iterdir(), draft):
+        _fsync(path)
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

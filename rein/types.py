@@ -190,7 +190,33 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the guards say of some metrics, and why. Verdict(Action.SKIP, "actor/grad_norm is nan")"""
+    """What one guard says of some metrics, and why.
+
+    Verdict(Action.ROLLBACK, "probe/kl_reference 0.31 is above 0.3", rule="kl_high",
+            metric="probe/kl_reference", value=0.31, limit=0.3, remedies=(("lr", 0.3),))
+    """
 
     action: Action = Action.CONTINUE
     reason: str = ""
+    rule: str = ""
+    metric: str = ""
+    value: float = 0.0
+    limit: float = 0.0
+    remedies: tuple[tuple[str, Any], ...] = ()  # name, how much: remedies.py
+    to_best: bool = False  # a rollback's target: the best by held-out score, else the last good state
+
+
+@dataclass(frozen=True, slots=True)
+class Softening:
+    """What remedies have made of the recipe's settings; 1, 0 and None leave them as the recipe says."""
+
+    lr: float = 1.0  # times the actor's
+    critic_lr: float = 1.0
+    kl_coef: float = 1.0  # times every KL that is on
+    kl_coef_at: float | None = None  # instead of it
+    entropy_coeff: float | None = None
+    grad_clip: float | None = None  # at most, of both roles
+    temperature: float | None = None  # of the next rollouts
+    ppo_epochs: int = 0  # more of the actor's passes over a batch
+    token_budget: float = 1.0  # times ppo_max_token_len_per_gpu
+    reward_clip: tuple[float, float] | None = None

@@ -23,7 +23,9 @@ LAYERS: dict[str, int] = {
     "model_files": 2,
     "jail": 2,
     **dict.fromkeys(("data", "models", "engines", "rewards", "guards", "tracking", "report", "runtime"), 3),
-    **dict.fromkeys(("experience", "learner", "validator", "remedies", "snapshots", "manifest"), 4),
+    **dict.fromkeys(
+        ("experience", "learner", "validator", "remedies", "snapshots", "journal", "manifest"), 4
+    ),
     **dict.fromkeys(("probe", "scorer", "audit"), 4),
     "stages": 5,
     "commands": 5,

@@ -12,13 +12,14 @@ from training_made import IMITATION, experience_of, models, moved, recipe, refer
 
 from rein.data.cache import ScoreCache
 from rein.errors import DataError
-from rein.experience import ExperienceMaker, in_micro_batches, padded, reference_log_probs, value_metrics
+from rein.experience import ExperienceMaker, in_micro_batches, padded, value_metrics
 from rein.functional.advantages import gae
 from rein.functional.kl import off_policy_kl
 from rein.functional.masked import whiten
 from rein.functional.rewards import place_on_last_token
 from rein.models.actor import load_actor
 from rein.models.reference import Reference
+from rein.stages.train_frozen import reference_log_probs
 
 ROWS = random_trajectories(10, holes=True, temperatures=(1.0, 0.6))
 

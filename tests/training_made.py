@@ -28,6 +28,7 @@ def recipe(rows: int = ROWS, **sections: dict[str, Any]) -> Recipe:
         "data": {"train_batch_size": rows, "max_response_length": 9},
         "actor": {"ppo_mini_batch_size": rows, "ppo_epochs": 1, "optim": {"lr": 1e-2}},
         "critic": {"optim": {"lr": 1e-2}},
+        "guards": {"preset": "off"},
     }
     merged = {key: base.get(key, {}) | sections.get(key, {}) for key in base | sections}
     return Recipe.model_validate(merged)

@@ -17,6 +17,7 @@ from rein.data import schemas as s
 from rein.data.files import Source as File
 from rein.data.files import sources, unread
 from rein.data.formats import AUTO, Decision, decide
+from rein.data.formats.chat import keep_tools
 from rein.data.formats.kinds import as_kind, for_pairs, pairs_of, prompt_name
 from rein.data.formats.layout import Ledger, Options, Source, absent
 from rein.data.parquet import Row, source_rows
@@ -139,9 +140,9 @@ def _converted(
         source = Source(row, ledger)
         try:
             held = decision.layout.read(source)
-            held = [_with_context(one, source) for one in held] if held else []
             if not held:
                 raise BadRow("no answer", "the row holds no answer")
+            held = _with_context(held, source)
         except BadRow as bad:
             count.rows += 1
             rejects.add(where, bad)
@@ -158,16 +159,15 @@ def _converted(
             yield from made
 
 
-def _with_context(row: Row, source: Source) -> Row:
-    """The row with verl's columns as they are, and in extra_info what no layout took."""
-    for name in CONTEXT:
-        if absent(row.get(name)) and source.peek(name) is not None:
-            row[name] = source.row[name]
-            source.take(name, name)
+def _with_context(rows: list[Row], source: Source) -> list[Row]:
+    """Each row with verl's columns as they are, and in extra_info what no layout took."""
+    wanted = [name for name in CONTEXT if any(absent(row.get(name)) for row in rows)]
+    beside = {s.TOOLS: keep_tools(source)} | {name: source.take(name, name) for name in wanted}
     own = source.take(s.EXTRA_INFO, s.EXTRA_INFO)
     held = own if isinstance(own, dict) else {} if own is None else {s.EXTRA_INFO: own}
-    extra = {**source.rest(), **held, **(row.get(s.EXTRA_INFO) or {})}
-    return {**row, s.EXTRA_INFO: extra or None}
+    rest = {**source.rest(), **held}
+    given = [{name: value for name, value in row.items() if not absent(value)} for row in rows]
+    return [{**beside, **row, s.EXTRA_INFO: {**rest, **row.get(s.EXTRA_INFO, {})} or None} for row in given]
 
 
 def _source_rows(

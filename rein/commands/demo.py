@@ -55,11 +55,13 @@ def run(words: Sequence[str], console: Console) -> None:
         console.say(f"note: {note}")
     from rein.data import addition
     from rein.models.tiny import make_tiny
+    from rein.runtime.lock import held
     from rein.stages import pipeline
 
     out = Path(recipe.out)
-    addition.write(out / "data", recipe.seed)
-    base = Path(recipe.model.path or out / "base")
-    if base == out / "base":
-        make_tiny(base, seed=recipe.seed)
-    pipeline.run(recipe, console)
+    with held(out):
+        addition.write(out / "data", recipe.seed)
+        base = Path(recipe.model.path or out / "base")
+        if base == out / "base":
+            make_tiny(base, seed=recipe.seed)
+        pipeline.run(recipe, console)

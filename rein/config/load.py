@@ -16,10 +16,11 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from rein.config.guards import Rule
 from rein.config.keys import LEAVES, SECTIONS, nearest_key, takes_bounds, takes_text_only
 from rein.config.methods import CORRECTION, LOSS, beneath
 from rein.config.reading import COMMAND_LINE, Entry, read_file, read_words, refuse_twice
-from rein.config.recipe import Recipe
+from rein.config.recipe import Recipe, RewardSpec
 from rein.config.rules import broken
 from rein.config.rules import kl_coefs as kl_coefs
 from rein.config.settle import Entries, settle
@@ -75,7 +76,7 @@ def settled_by(recipe: Recipe, method: str, settings: Mapping[str, Any]) -> tupl
     A key that has its default is not taken for given: a recipe written by a run names them all. What is left
     out is left out for both. Raises ConfigError where they do not go together.
     """
-    given = _flat(recipe.model_dump(mode="json", exclude_unset=True, exclude_defaults=True))
+    given = _flat(recipe.model_dump(mode="json", exclude_unset=True, exclude_defaults=True, by_alias=True))
     given["algorithm.method"] = method
     if "data.leave_out" in settings:
         both = [*given.pop("data.leave_out", []), *settings["data.leave_out"]]
@@ -97,7 +98,7 @@ def settled_by(recipe: Recipe, method: str, settings: Mapping[str, Any]) -> tupl
 
 def resolved(recipe: Recipe) -> dict[str, Any]:
     """Every key in its canonical name with its value, ready for JSON."""
-    values: dict[str, Any] = recipe.model_dump(mode="json")
+    values: dict[str, Any] = recipe.model_dump(mode="json", by_alias=True)
     return values
 
 
@@ -225,7 +226,10 @@ def _first_line(error: ValidationError, entries: Entries, source: str | Path | N
     written = entries[key].text if key in entries else None
     if written is None or not isinstance(first["input"], int | float):
         written = json.dumps(first["input"], ensure_ascii=False, default=str)
-    return f"{_where(key, f'={written}', entries, source)}: {_complaint(key, dict(first))}{more}"
+    inner = [part for part in first["loc"][depth:] if part not in ("Rule", "str")]  # kinds, not keys
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in inner)
+    place = place if "." in place else ""
+    return f"{_where(key, f'{place}={written}', entries, source)}: {_complaint(key, dict(first))}{more}"
 
 
 def _complaint(key: str, error: dict[str, Any]) -> str:
@@ -238,7 +242,11 @@ def _complaint(key: str, error: dict[str, Any]) -> str:
         last = error["loc"][-1]
         return "is too short a list; add to it" if isinstance(last, int) else f"{last} is missing; write it"
     if kind == "extra_forbidden":
-        return f"{error['loc'][-1]} is not known there; it has name, weight and options"
+        known = Rule.model_fields if key.startswith("guards.") else RewardSpec.model_fields
+        names = [field.alias or name for name, field in known.items()]
+        close = get_close_matches(str(error["loc"][-1]), names, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
+        return f"{error['loc'][-1]} is not known there; {hint}"
     wanted = {
         "int": "a whole number",
         "float": "a number, such as 0.1 or 1e-6",

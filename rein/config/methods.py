@@ -4,7 +4,7 @@ A method is a few keys of the recipe that hold where the recipe does not give th
 no torch, so that a recipe is checked without it; tests hold these tables against those of functional/.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -93,21 +93,33 @@ def beneath(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def needs(recipe: Recipe) -> frozenset[str]:
     """Of critic, reference and DATA_NEEDS, what this recipe's training cannot do without."""
-    algorithm = recipe.algorithm
-    found = LOSSES[recipe.actor.policy_loss.loss_mode]
-    if algorithm.adv_estimator is not None:
-        found |= ESTIMATORS[algorithm.adv_estimator]
-    correction = algorithm.rollout_correction
-    if correction.rollout_is not in (None, "auto") or correction.rollout_rs or correction.bypass_mode:
-        found |= {"behavior"}
-    if recipe.actor.policy_loss.opsm_threshold is not None:
-        found |= {"behavior"}
-    if recipe.actor.use_kl_loss and recipe.actor.kl_loss_type == "off_policy":
-        found |= {"behavior"}
-    if algorithm.filter_groups.enable:
-        found |= {"groups"}
-    if recipe.actor.use_kl_loss or algorithm.use_kl_in_reward:
-        found |= {"reference"}
+    return frozenset(asked_by(recipe))
+
+
+def asked_by(recipe: Recipe) -> dict[str, list[str]]:
+    """What the training needs, and the keys that ask for it: behavior -> actor.policy_loss.loss_mode=topr."""
+    actor, algorithm = recipe.actor, recipe.algorithm
+    loss, correction, estimator = actor.policy_loss, algorithm.rollout_correction, algorithm.adv_estimator
+    asking: list[tuple[str, Any, Iterable[str]]] = [
+        (LOSS, loss.loss_mode, LOSSES[loss.loss_mode]),
+        (ESTIMATOR, estimator, ESTIMATORS[estimator] if estimator else ()),
+        ("algorithm.filter_groups.enable", True, {"groups"} if algorithm.filter_groups.enable else ()),
+        ("actor.use_kl_loss", True, {"reference"} if actor.use_kl_loss else ()),
+        ("algorithm.use_kl_in_reward", True, {"reference"} if algorithm.use_kl_in_reward else ()),
+    ]
+    kind = actor.kl_loss_type if actor.use_kl_loss else None
+    weighing = {
+        f"{CORRECTION}.rollout_is": None if correction.rollout_is == "auto" else correction.rollout_is,
+        f"{CORRECTION}.rollout_rs": correction.rollout_rs or None,
+        f"{CORRECTION}.bypass_mode": correction.bypass_mode or None,
+        "actor.policy_loss.opsm_threshold": loss.opsm_threshold,
+        "actor.kl_loss_type": kind if kind == "off_policy" else None,
+    }
+    asking += [(key, value, {"behavior"}) for key, value in weighing.items() if value is not None]
+    found: dict[str, list[str]] = {}
+    for key, value, wanted in asking:
+        for need in wanted:
+            found.setdefault(need, []).append(f"{key}={_word(value)}")
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from rein.config.guards import GuardRules
 from rein.config.names import Estimator, KlKind, KlLossKind, LossAggMode, LossMode, MethodName, Preset
 from rein.config.values import (
     HIGHEST,
@@ -307,10 +308,17 @@ class Trainer(Section):
 
 
 class Guards(Section):
-    """What is checked before an update is applied, and the probe."""
+    """What is checked before and after updates, and the probe; counts are of updates."""
 
+    preset: Literal["cautious", "standard", "off"] = "standard"
+    rules: GuardRules = []  # beside the preset's, or of its names; a function: "pkg.mod:name"
     probe_every: Annotated[int, Field(ge=8, le=MOST)] = 8  # updates between probes of 64 held-out rows
     max_skips: Positive = 10  # updates in a row with a non-finite loss or gradient before the run stops
+    snapshot_every: Every = 32  # updates between rollback points; -1: only the start and the best
+    confirm_steps: Positive = 16  # a rollback point is good when probes so many updates later are healthy
+    max_rollbacks: Count = 3  # the next one pauses the run
+    calm: Count = 0  # healthy probes after which remedies give back half; 0: they hold
+    webhook: str | None = None  # URL that every event is posted to as JSON
 
 
 class Evaluate(Section):

@@ -125,6 +125,19 @@ def number(value: Any, name: str) -> float | None:
     raise BadRow("wrong type", f"{name} is {_kind(value)}, not a number")
 
 
+def tools(value: Any, name: str) -> list[dict[str, Any]] | None:
+    """Descriptions of functions, or the JSON text of these, as {"type": "function", "function": ...}."""
+    if value is None or (isinstance(value, float) and value != value):
+        return None
+    if isinstance(value, str):
+        value = _json(value, value) if value.strip() else []
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    found = [_json(each, each) if isinstance(each, str) else each for each in found]
+    if not all(isinstance(each, dict) and each for each in found):
+        raise BadRow("tools", f"{name} is no list of function descriptions, nor the JSON text of one")
+    return [_function(each) for each in found] or None
+
+
 def struct(value: Any, name: str) -> dict[str, Any]:
     """A struct, or the JSON text of one; an absent one is empty."""
     if value is None:
@@ -161,6 +174,13 @@ def _undecimal(value: Any) -> Any:
     if not isinstance(value, Decimal) or not value.is_finite():
         return None if isinstance(value, Decimal) else value
     return int(value) if value == value.to_integral_value() else float(value)
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    """A description that stands bare, as LLaMA-Factory writes it, in what chat templates look into."""
+    if "function" in tool or "name" not in tool or tool.get("type", "function") != "function":
+        return tool
+    return {"type": "function", "function": {key: inner for key, inner in tool.items() if key != "type"}}
 
 
 def _message(value: Any, name: str) -> Message:

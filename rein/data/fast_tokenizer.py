@@ -58,7 +58,7 @@ class FastTokenizer:
         """The messages as the template writes them, as text or ids; raises whatever the template raises."""
         text = _compiled(str(self.chat_template)).render(
             messages=messages,
-            tools=None,
+            tools=options.get("tools"),
             documents=None,
             add_generation_prompt=options.get("add_generation_prompt", False),
             **self.special,

@@ -8,7 +8,7 @@ from itertools import chain
 
 import numpy as np
 
-from rein.config.methods import DATA_NEEDS, methods_for, needs
+from rein.config.methods import DATA_NEEDS, asked_by, methods_for
 from rein.config.recipe import Recipe
 from rein.errors import ConfigError, DataError, shown
 from rein.types import Trajectory
@@ -122,22 +122,21 @@ def select(
 
 def refuse_lacking(recipe: Recipe, file: str, rows: Sequence[Trajectory]) -> None:
     """Raise DataError where the recipe asks for what the rows do not have, with the methods they serve."""
-    has = _has(rows)
-    lacking = [name for name in DATA_NEEDS if name in needs(recipe) - has]
-    if not lacking:
+    has, asked = _has(rows), asked_by(recipe)
+    lacking = next((name for name in DATA_NEEDS if name in asked and name not in has), None)
+    if lacking is None:
         return
-    serves = f"choose what the rows can serve with algorithm.method={'|'.join(methods_for(has))}"
-    if "behavior" not in lacking:
-        raise DataError(f"{file}: this recipe needs {DATA_NEEDS[lacking[0]]}; store them, or {serves}")
+    several = len(asked[lacking]) > 1
+    lead = f"{file}: {' and '.join(asked[lacking])} {'need' if several else 'needs'}"
+    do = f"change {'these keys' if several else 'this key'}"
+    serves = f"the rows can serve algorithm.method={'|'.join(methods_for(has))}"
+    if lacking != "behavior":
+        raise DataError(f"{lead} {DATA_NEEDS[lacking]}; store them, or {do}; {serves}")
     if recipe.data.behavior == "unknown":
-        raise DataError(
-            f"{file}: this recipe needs behavior_log_probs, but data.behavior is unknown; {serves}"
-        )
+        raise DataError(f"{lead} behavior_log_probs, but data.behavior is unknown; {do}; {serves}")
     without = sum(row.behavior_log_probs is None for row in rows)
-    raise DataError(
-        f"{file}: this recipe needs {DATA_NEEDS['behavior']} ({without} of {len(rows)} rows have none); "
-        f"store them, or {serves} and rollout_is=null or auto"
-    )
+    count = f"({without} of {len(rows)} rows have none)"
+    raise DataError(f"{lead} {DATA_NEEDS[lacking]} {count}; store them, or {do}; {serves}")
 
 
 def _has(rows: Sequence[Trajectory]) -> frozenset[str]:

@@ -42,9 +42,9 @@ Choose = Callable[[Source, list[str]], Way[Item]]
 ONE: tuple[str, ...] = ("",)
 
 _CONTEXT = {s.REWARD_MODEL, s.GROUND_TRUTH, s.DATA_SOURCE, s.EXTRA_INFO}
-_PROMPT_COLUMNS = {s.PROMPT, s.PROMPT_IDS, *_CONTEXT}
+_PROMPT_COLUMNS = {s.PROMPT, s.PROMPT_IDS, s.TOOLS, *_CONTEXT}
 _TRAJECTORY_COLUMNS = {*s.TRAJECTORIES.names, *_CONTEXT} - {s.ABILITY}
-_PAIR_COLUMNS = {s.PROMPT, s.CHOSEN, s.REJECTED, s.MARGIN, s.GROUP, *_CONTEXT}
+_PAIR_COLUMNS = {s.PROMPT, s.CHOSEN, s.REJECTED, s.MARGIN, s.GROUP, s.TOOLS, *_CONTEXT}
 NAMES_SHOWN = 3
 _TOKENS = ("prompt_ids", "response_ids", "response_mask", "chosen_ids", "rejected_ids")
 
@@ -83,9 +83,9 @@ def load_demonstrations(
 ) -> Loaded[Demonstration]:
     """Rows to imitate: prompt and response under the keys given (dots reach into structs), or `messages`."""
     reading = Reading(encoder, data)
-    before = encoder.untrained_turns
+    before = encoder.untrained_turns.total()
     loaded = _collect(files, reading, demonstrations_reader(reading, prompt_key, response_key))
-    if skipped := encoder.untrained_turns - before:
+    if skipped := encoder.untrained_turns.total() - before:
         loaded.notes.append(
             f"{skipped} earlier assistant turns are rewritten by the chat template: not trained"
         )
@@ -145,7 +145,8 @@ def demonstrations_reader(reading: Reading, prompt_key: str, response_key: str) 
             for key, name in ((prompt_key, "sft.prompt_key"), (response_key, "sft.response_key")):
                 root = key if key in columns else key.partition(".")[0]
                 _need(source, columns, (root,), f"or set {name} to the column to use")
-        wanted = {*roots, s.MESSAGES, s.PROMPT, s.PROMPT_IDS, s.RESPONSE_IDS, s.RESPONSE_MASK}
+        ids = {s.PROMPT_IDS, s.RESPONSE_IDS, s.RESPONSE_MASK}
+        wanted = {*roots, s.MESSAGES, s.PROMPT, s.TOOLS, *ids}
         keys = {"prompt_key": prompt_key, "response_key": response_key}
         return wanted, lambda where, row: [read_demonstration(where, row, reading, **keys)], ONE
 

@@ -26,7 +26,7 @@ Bad = Callable[[str, str], None]  # told (where, reason) of what is no row
 
 BATCH_ROWS, BATCH_BYTES = 1024, 16 * 2**20  # read at a time: fewer rows where they are long
 GROUP_ROWS = 8192
-BUFFER_BYTES = 1 << 20  # read at a time of a column; pre-buffering would hold the whole file in the end
+BUFFER_BYTES = 1 << 20  # read at a time of a long column; pre-buffering would hold the whole file in the end
 SNIFFED_ROWS = 100  # JSON rows looked at for the names of columns
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
 _UNWRITABLE = (pa.ArrowException, ValueError, TypeError, OverflowError)
@@ -205,9 +205,9 @@ def _refuse(where: str, reason: str) -> None:
 @contextmanager
 def _opened(source: Source) -> Iterator[pq.ParquetFile]:
     try:
-        file = pq.ParquetFile(
-            source.path, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER_BYTES
-        )
+        meta = pq.read_metadata(source.path)
+        how = {"page_checksum_verification": True, "pre_buffer": False, "buffer_size": _buffer_bytes(meta)}
+        file = pq.ParquetFile(source.path, metadata=meta, **how)
         names = file.schema_arrow.names
     except _UNREADABLE as error:
         what = first_line(error)
@@ -223,6 +223,15 @@ def _opened(source: Source) -> Iterator[pq.ParquetFile]:
                 f"{source.name}: written by a newer Rein (schema {shown(written)}); upgrade Rein to read it"
             )
         yield file
+
+
+def _buffer_bytes(meta: pq.FileMetaData) -> int:
+    """0, whole columns of a row group at once, unless they are long: a page of a column that is at hand
+    cannot be longer than it, while a stream makes room for up to the 2 GiB that a damaged page may claim.
+    """
+    groups = [meta.row_group(i) for i in range(meta.num_row_groups)]
+    sizes = [[group.column(i).total_compressed_size for i in range(group.num_columns)] for group in groups]
+    return BUFFER_BYTES if max(map(sum, sizes), default=0) > BATCH_BYTES else 0
 
 
 def _rows_at_once(file: pq.ParquetFile) -> int:

@@ -21,6 +21,7 @@ Answer = list[Message]
 
 def read_pair(where: str, row: Row, reading: Reading) -> PreferencePair:
     """A row of a preferences file."""
+    reading = reading.of(row)
     prompt, chosen, rejected = _parts(row, reading)
     prompt_ids = fitted(reading.encoder.prompt_ids(prompt), reading)
     sides = []
@@ -43,10 +44,11 @@ def read_both(where: str, row: Row, reading: Reading, *, ranked: bool = False) -
 
     Neither is scored, unless `ranked`: then 1 and 0, which says no more than which is better."""
     try:
+        reading = reading.of(row)
         prompt, chosen, rejected = _parts(row, reading)
         prompt_ids = reading.encoder.prompt_ids(prompt)
         truth, source, extra = context_of(row)
-        group = group_of(row, prompt, prompt_ids)
+        group = group_of(row, prompt, prompt_ids, reading)
         prompt_ids = fitted(prompt_ids, reading)
     except BadRow as bad:
         return [

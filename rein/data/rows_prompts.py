@@ -4,7 +4,8 @@ Knows the prompt columns; a reader raises BadRow for a row that cannot be used.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rein.config.recipe import Data
@@ -16,6 +17,7 @@ from rein.data.tokenize import ASSISTANT, Encoder
 from rein.types import Ids, Message, Prompt
 
 GROUP_TEXT = 200  # a longer prompt is named by its hash
+UNSHOWN = "tools are stored, and no chat template shows them to the model"
 
 
 @dataclass(slots=True)
@@ -26,9 +28,20 @@ class Reading:
     data: Data
     noticed: Counter[str] = field(default_factory=Counter)  # what happened -> rows
 
+    def of(self, row: Row) -> "Reading":
+        """The same for this row: where it has tools, the chat template is told of them."""
+        tools = cells.tools(row.get(schemas.TOOLS), schemas.TOOLS)
+        if tools is None:
+            return self
+        encoder = copy(self.encoder)
+        encoder.tools = tools
+        self.noticed[UNSHOWN] += not (encoder.chat and "tools" in str(encoder.tokenizer.chat_template))
+        return replace(self, encoder=encoder)
+
 
 def read_prompt(where: str, row: Row, reading: Reading) -> Prompt:
     """A row of a prompts file."""
+    reading = reading.of(row)
     messages, prompt_ids = prompt_of(row, reading)
     prompt_ids = fitted(prompt_ids, reading)
     filters.within_limits(prompt_ids, None, reading.data.max_prompt_length, reading.data.max_response_length)
@@ -73,12 +86,16 @@ def context_of(row: Row) -> tuple[Any, str, dict[str, Any]]:
     return truth, source, cells.struct(row.get(schemas.EXTRA_INFO), schemas.EXTRA_INFO)
 
 
-def group_of(row: Row, messages: list[Message] | str, prompt_ids: Ids) -> str:
-    """What rows of one prompt share: the stored group, else the text of a single turn, else a hash of ids."""
+def group_of(row: Row, messages: list[Message] | str, prompt_ids: Ids, reading: Reading) -> str:
+    """What rows of one prompt share: the stored group, else the text of a single turn, else a hash of ids.
+
+    Beside tools the text alone is not the prompt.
+    """
     stored = cells.label(row.get(schemas.GROUP), schemas.GROUP)
     if stored:
         return stored
     plain = (
         messages if isinstance(messages, str) else str(messages[0]["content"]) if len(messages) == 1 else ""
     )
-    return plain if 0 < len(plain) <= GROUP_TEXT else prompt_key(prompt_ids)
+    alone = 0 < len(plain) <= GROUP_TEXT and reading.encoder.tools is None
+    return plain if alone else prompt_key(prompt_ids)

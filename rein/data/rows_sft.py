@@ -13,6 +13,7 @@ def read_demonstration(
     where: str, row: Row, reading: Reading, *, prompt_key: str, response_key: str
 ) -> Demonstration:
     """The tokens to imitate: `response_key` after `prompt_key` (dots reach into structs), else `messages`."""
+    reading = reading.of(row)
     if response_key == schemas.RESPONSE and row.get(schemas.RESPONSE_IDS) is not None:
         prompt_ids, ids, mask = _stored(row, reading)
     elif row.get(response_key.partition(".")[0]) is None and row.get(schemas.MESSAGES) is not None:

@@ -36,6 +36,7 @@ ODD_FINISH = "finish_reason is neither stop nor length: no end token is added"
 
 def read_trajectory(where: str, row: Row, reading: Reading, *, scored: bool) -> Trajectory:
     """A row of a trajectories file; with `scored`, one that has a score."""
+    reading = reading.of(row)
     messages, whole = prompt_of(row, reading)
     prompt_ids = fitted(whole, reading)
     finish = _finish_reason(row, reading)
@@ -63,7 +64,7 @@ def read_trajectory(where: str, row: Row, reading: Reading, *, scored: bool) -> 
         finish_reason=finish,
         temperature=temperature,
         top_p=_top_p(row),
-        group=group_of(row, messages, whole),
+        group=group_of(row, messages, whole, reading),
         behavior_policy=cells.label(row.get(schemas.BEHAVIOR_POLICY), schemas.BEHAVIOR_POLICY),
         policy_version=_version(row),
         ground_truth=truth,

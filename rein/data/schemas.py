@@ -46,6 +46,7 @@ CHOSEN: Final = "chosen"
 REJECTED: Final = "rejected"
 MARGIN: Final = "margin"
 MESSAGES: Final = "messages"
+TOOLS: Final = "tools"  # functions the chat template is told of, as JSON schemas or the text of these
 NAMES_SHOWN: Final = 30
 ROW_KEY: Final = "row_key"
 VALUES: Final = "values"
@@ -66,7 +67,7 @@ _TRUTH = [
     _free(EXTRA_INFO),
 ]
 
-PROMPTS: Final = _schema("prompts", [_free(PROMPT), *_TRUTH])
+PROMPTS: Final = _schema("prompts", [_free(PROMPT), _free(TOOLS), *_TRUTH])
 TRAJECTORIES: Final = _schema(
     "trajectories",
     [
@@ -86,13 +87,20 @@ TRAJECTORIES: Final = _schema(
         pa.field(BEHAVIOR_POLICY, pa.string()),
         pa.field(POLICY_VERSION, pa.int64()),
         pa.field(GROUP, pa.string()),
+        _free(TOOLS),
         *_TRUTH,
     ],
 )
 PREFERENCES: Final = _schema(
-    "preferences", [_free(PROMPT), _free(CHOSEN), _free(REJECTED), pa.field(MARGIN, pa.float64()), *_TRUTH]
+    "preferences",
+    [
+        *(_free(name) for name in (PROMPT, CHOSEN, REJECTED)),
+        pa.field(MARGIN, pa.float64()),
+        _free(TOOLS),
+        *_TRUTH,
+    ],
 )
-SFT: Final = _schema("sft", [_free(MESSAGES), _free(PROMPT), _free(RESPONSE), *_TRUTH])
+SFT: Final = _schema("sft", [*(_free(name) for name in (MESSAGES, PROMPT, RESPONSE, TOOLS)), *_TRUTH])
 CACHE: Final = _schema("cache", [pa.field(ROW_KEY, pa.string()), pa.field(VALUES, pa.list_(pa.float32()))])
 
 # Names that other tools give to our columns; used in messages only, never read silently.

@@ -9,6 +9,7 @@ positions, never from ids. Knows no file and no row.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -51,7 +52,8 @@ class Encoder:
         if not self.stop_ids:
             raise ConfigError("model: the tokenizer has no EOS and no stop id is given; set eos_token in it")
         self.vocab_size = vocab_size or _vocabulary(tokenizer)
-        self.untrained_turns = 0  # assistant turns that conversation() left out of the loss
+        self.tools: list[dict[str, Any]] | None = None  # what the chat template is told of
+        self.untrained_turns = Counter[str]()  # assistant turns that conversation() left out of the loss
         self._prefix = self._bos_prefix()
         self._end_id: int | None = None
         self._ends: list[list[int]] | None = None
@@ -130,7 +132,7 @@ class Encoder:
         mask = np.zeros(stop, dtype=np.bool_)
         for begin, end in spans:
             mask[begin:end] = True
-        self.untrained_turns += len(turns) - len(spans)
+        self.untrained_turns["rewritten"] += len(turns) - len(spans)
         return _ids(ids[:start]), _ids(ids[start:stop]), mask[start:]
 
     def decode_response(self, ids: Ids | Sequence[int], *, keep_special: bool = False) -> str:
@@ -236,7 +238,7 @@ class Encoder:
     def _template(self, messages: list[Message], *, marker: bool, tokenize: bool) -> Any:
         try:
             return self.tokenizer.apply_chat_template(
-                messages, tokenize=tokenize, add_generation_prompt=marker
+                messages, tools=self.tools, tokenize=tokenize, add_generation_prompt=marker
             )
         except Exception as error:  # a template raises whatever it likes
             what = first_line(error)

@@ -1,4 +1,4 @@
-"""All rules on one set of metrics: the gravest verdict wins."""
+"""All rules on one set of metrics: which fired, the gravest first."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,10 @@ GRAVITY = [
 ]
 
 
-def decide(rules: Sequence[Guard], metrics: Metrics) -> Verdict:
-    """Ask every rule, so that each keeps count; the gravest answer wins. A rule that raises stops the run."""
-    verdicts = [rule(metrics) for rule in rules]
-    return max(verdicts, key=lambda verdict: GRAVITY.index(verdict.action), default=Verdict())
+def decide(rules: Sequence[Guard], metrics: Metrics) -> list[Verdict]:
+    """Ask every rule, so that each keeps count; the verdicts of those that fired, the gravest first.
+
+    A rule that raises stops the run.
+    """
+    found = [verdict for rule in rules if (verdict := rule(metrics)) is not None]
+    return sorted(found, key=lambda verdict: -GRAVITY.index(verdict.action))

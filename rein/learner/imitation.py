@@ -35,8 +35,11 @@ class Imitation:
         self.recipe, self.actor, self.mesh, self.demonstrations = recipe, actor, mesh, demonstrations
         self._rows = 0  # of the last mini-batch
 
-    def backward(self, rows: int, tokens: float) -> Beside:
-        """Gradients of the demonstrations beside a mini-batch of `rows` rows with `tokens` counted tokens."""
+    def backward(self, rows: int, tokens: float, budget: int) -> Beside:
+        """Gradients of the demonstrations beside a mini-batch of `rows` rows with `tokens` counted tokens.
+
+        Their micro-batches hold `budget` tokens.
+        """
         self._rows = rows
         some = self.demonstrations.beside(rows)
         count, theirs = self.mesh.sum([len(some), float(sum(int(row.response_mask.sum()) for row in some))])
@@ -44,7 +47,7 @@ class Imitation:
             return Beside(1.0, 0.0, {"actor/sft_rows": 0.0})
         share = tokens / (tokens + theirs)
         weight, mean = (1 - share) * self.recipe.sft.coef, 0.0
-        for part in self._cut(some):
+        for part in self._cut(some, budget):
             log_probs, _ = self.actor.log_probs(part, torch.ones(len(part)))
             mask = pad_sequence([torch.from_numpy(row.response_mask) for row in part], batch_first=True)
             loss = aggregate(negative_log_likelihood(log_probs), mask, "token-mean", tokens=theirs)
@@ -53,11 +56,11 @@ class Imitation:
         (mean,) = self.mesh.sum([mean])
         return Beside(share, weight * mean, {"actor/sft_rows": count, "actor/sft_loss": mean})
 
-    def _cut(self, some: list[Demonstration]) -> list[list[Demonstration]]:
+    def _cut(self, some: list[Demonstration], budget: int) -> list[list[Demonstration]]:
         actor = self.recipe.actor
         lengths = [len(row.prompt_ids) + len(row.response_ids) for row in some]
         most = None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size
-        parts = micro_batches(lengths, actor.ppo_max_token_len_per_gpu, most)
+        parts = micro_batches(lengths, budget, most)
         return [[some[i] for i in part] for part in parts]
 
     def advance(self) -> None:

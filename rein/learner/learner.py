@@ -17,6 +17,7 @@ from torch import Tensor
 from rein.config.recipe import Recipe
 from rein.data.batches import chunks, even_cuts, micro_batches, mini_batch_count
 from rein.data.mixing import Mixing
+from rein.errors import CheckpointError
 from rein.functional.kl import EXACT_KINDS, adaptive_kl_coef, moving_average_kl
 from rein.functional.losses.dpo import PAIR_LOSSES
 from rein.functional.schedules import over_progress
@@ -26,7 +27,7 @@ from rein.learner.pairs import PairObjective
 from rein.protocols import Actor, Critic, Mesh, Reference
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
-from rein.types import Experience, Metrics, Update
+from rein.types import Experience, Metrics, Softening, Update
 
 
 class Learner:
@@ -52,6 +53,7 @@ class Learner:
         self.actor, self.critic = actor, critic
         self.imitation = Imitation(recipe, actor, mesh, demonstrations) if demonstrations else None
         self.kl_coef_in_loss, self.kl_coef_in_reward = kl_coef_in_loss, kl_coef_in_reward
+        self.soft = Softening()
         self.paired = recipe.actor.policy_loss.loss_mode in PAIR_LOSSES
         exact = recipe.actor.use_kl_loss and recipe.actor.kl_loss_type in EXACT_KINDS
         self.reference = reference if exact else None
@@ -68,6 +70,24 @@ class Learner:
             )
         self._grad_norms: dict[str, float] = {}
 
+    def soften(self, soft: Softening) -> None:
+        """Take what remedies have made of rates, coefficients, clips and sizes; from the next update on."""
+        self.soft = soft
+        for role, optimizer in self.optimizers.items():
+            own = self.recipe.actor if role == "actor" else self.recipe.critic
+            optimizer.softened = soft.lr if role == "actor" else soft.critic_lr
+            optimizer.grad_clip = min(own.grad_clip, soft.grad_clip or own.grad_clip)
+        actor = self.objectives["actor"]
+        if isinstance(actor, PolicyObjective):
+            given = self.recipe.actor.entropy_coeff
+            actor.entropy_coeff = given if soft.entropy_coeff is None else soft.entropy_coeff
+
+    def softened(self, kl_coef: float) -> float:
+        """A coefficient as remedies leave it; a KL that is off stays off."""
+        if not kl_coef:
+            return 0.0
+        return self.soft.kl_coef * (kl_coef if self.soft.kl_coef_at is None else self.soft.kl_coef_at)
+
     def updates(self, rows: int, batch: int, together: Sequence[Sequence[int]] | None = None) -> list[Update]:
         """The plan for a batch of `rows`: the critic's epochs, then the actor's, each in its mini-batches.
 
@@ -78,7 +98,7 @@ class Learner:
         for role in ("critic", "actor"):
             if role not in self.optimizers:
                 continue
-            for epoch in range(epochs_of(self.recipe, role)):
+            for epoch in range(self._epochs(role)):
                 size, generator = mini_batch_size(self.recipe, role), self._generator(role, batch, epoch)
                 if together is None:
                     parts = chunks(self._order(rows, generator), size)
@@ -88,6 +108,10 @@ class Learner:
                     parts = even_cuts([together[i] for i in order], count)
                 plan += [Update(role, tuple(part), len(plan) + i) for i, part in enumerate(parts)]
         return plan
+
+    def _epochs(self, role: str) -> int:
+        more = self.soft.ppo_epochs if role == "actor" else 0  # the critic's come first: its plan stays
+        return max(epochs_of(self.recipe, role) + more, 1)
 
     def _generator(self, role: str, batch: int, epoch: int) -> torch.Generator:
         seed = derive(self.recipe.data_seed, "updates", role, batch, epoch)
@@ -114,10 +138,11 @@ class Learner:
         objective.prepare(experience, rows, parts)
         beside = Beside(1.0, 0.0, {})
         if self.imitation is not None and update.role == "actor":
-            beside = self.imitation.backward(len(rows), counts.tokens)
+            beside = self.imitation.backward(len(rows), counts.tokens, self.token_budget)
         totals: dict[str, float] = {}
+        kl_coef = self.softened(self.kl_coef_in_loss)
         for part in parts:
-            loss, sums = objective(experience, rows[torch.tensor(part)], counts, self.kl_coef_in_loss)
+            loss, sums = objective(experience, rows[torch.tensor(part)], counts, kl_coef)
             (beside.share * loss).backward()  # type: ignore[no-untyped-call]
             for name, value in sums.items():
                 totals[name] = totals.get(name, 0.0) + value
@@ -130,18 +155,23 @@ class Learner:
         self._grad_norms[update.role] = metrics[f"{update.role}/grad_norm"] = optimizer.grad_norm()
         metrics[f"{update.role}/lr"] = optimizer.lr
         if update.role == "actor" and self.recipe.actor.use_kl_loss and experience.ref_log_probs is not None:
-            metrics["actor/kl_coef"] = self.kl_coef_in_loss
+            metrics["actor/kl_coef"] = kl_coef
         return metrics
 
+    @property
+    def token_budget(self) -> int:
+        """Tokens of a micro-batch; a longer row is one by itself."""
+        return max(int(self.recipe.actor.ppo_max_token_len_per_gpu * self.soft.token_budget), 1)
+
     def _micro_batches(self, update: Update, e: Experience) -> list[list[int]]:
-        actor = self.recipe.actor
+        actor, budget = self.recipe.actor, self.token_budget
         lengths = [len(e.rows[i].prompt_ids) + len(e.rows[i].response_ids) for i in update.rows]
         if self.paired:
             both = [a + b for a, b in zip(lengths[0::2], lengths[1::2], strict=True)]
-            pairs = micro_batches(both, actor.ppo_max_token_len_per_gpu)
+            pairs = micro_batches(both, budget)
             return [[row for pair in part for row in (2 * pair, 2 * pair + 1)] for part in pairs]
         if actor.use_dynamic_bsz:
-            return micro_batches(lengths, actor.ppo_max_token_len_per_gpu)
+            return micro_batches(lengths, budget)
         size = actor.ppo_micro_batch_size or len(lengths)
         if update.role == "critic":
             size = self.recipe.critic.ppo_micro_batch_size or size
@@ -156,6 +186,10 @@ class Learner:
         """Drop this role's gradients; its schedule advances, and the demonstrations that were beside it."""
         self.optimizers[role].discard()
         self._advance(role)
+
+    def forget(self, role: str) -> None:
+        """Drop half-made gradients and advance nothing: the same update is tried again."""
+        self.optimizers[role].adam.zero_grad(set_to_none=True)
 
     def _advance(self, role: str) -> None:
         if role == "actor" and self.imitation is not None:
@@ -198,15 +232,32 @@ class Learner:
         return tensors, meta
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Put state() back, whole. Raises CheckpointError when a part is missing."""
+        """Put state() back, whole, or nothing of it. Raises CheckpointError that names what does not fit."""
+        if fault := self._fault(tensors, meta):
+            raise CheckpointError(f"snapshot: {fault}; resume from another snapshot")
         for role, optimizer in self.optimizers.items():
-            prefix = f"{role}/"
-            own = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            optimizer.restore(own, meta[role])
+            optimizer.restore(_of_role(tensors, role), meta[role])
         self.kl_coef_in_loss, self.kl_coef_in_reward = meta["kl_coef_in_loss"], meta["kl_coef_in_reward"]
         self.kl_average = meta["kl_average"]
         if self.imitation is not None:
             self.imitation.demonstrations.seen = meta["demonstrations"]
+
+    def _fault(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> str:
+        known = {*self.optimizers, "kl_coef_in_loss", "kl_coef_in_reward", "kl_average", "demonstrations"}
+        if missing := sorted(known - set(meta)):
+            return f"{missing[0]} is missing"
+        strange = [name for name in tensors if name.partition("/")[0] not in self.optimizers]
+        if strange := sorted(strange + list(set(meta) - known)):
+            return f"{strange[0]} belongs to no role of this run"
+        for role, optimizer in self.optimizers.items():
+            if fault := optimizer.fault(_of_role(tensors, role), meta[role]):
+                return f"{role}/{fault}"
+        return ""
+
+
+def _of_role(tensors: Mapping[str, Tensor], role: str) -> dict[str, Tensor]:
+    prefix = f"{role}/"
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def objectives(

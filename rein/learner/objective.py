@@ -55,6 +55,7 @@ class PolicyObjective:
         self.mode = recipe.actor.policy_loss.loss_mode
         self.against = LOSSES[self.mode].against
         self.options = loss_options(recipe)
+        self.entropy_coeff = recipe.actor.entropy_coeff
         self._kept: Tensor | None = None  # m2po: by row of the experience
 
     def prepare(self, e: Experience, rows: Tensor, parts: Sequence[Sequence[int]]) -> None:
@@ -100,6 +101,7 @@ class PolicyObjective:
             "actor/pg_clipfrac": mean(found.clipped),
             "actor/pg_clipfrac_lower": mean(found.clipped_lower),
             "actor/ppo_kl": mean(stored(e.old_log_probs) - log_probs),
+            "actor/ratio_mean": mean((log_probs.detach() - stored(e.old_log_probs)).clamp(-20, 20).exp()),
             "actor/rejected": mean(mask & ~left),
         }
         if e.behavior_log_probs is not None:
@@ -114,7 +116,7 @@ class PolicyObjective:
             loss = loss + kl_coef * whole(kl)
             metrics["actor/kl_loss"] = mean(kl)
         if entropy is not None:
-            loss = loss - actor.entropy_coeff * whole(entropy)
+            loss = loss - self.entropy_coeff * whole(entropy)
             metrics["actor/entropy"] = mean(entropy)
         metrics["actor/loss"] = loss.item()
         return loss, metrics
@@ -123,7 +125,7 @@ class PolicyObjective:
         self, rows: Sequence[Trajectory], temperature: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Log-probs, entropy where it is paid for, and the exact KL where the KL loss is of that kind."""
-        entropy = self.recipe.actor.entropy_coeff != 0
+        entropy = self.entropy_coeff != 0
         if self.reference is None:
             return *self.actor.log_probs(rows, temperature, entropy=entropy), None
         return self.actor.log_probs_and_kl(rows, temperature, self.reference, entropy=entropy)

@@ -9,6 +9,7 @@ text, without stop tokens. A dict holds the number under "score". None means tha
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import chdir
 from typing import Any, SupportsFloat
 
 from rein.errors import ConfigError, UserCodeError
@@ -34,13 +35,14 @@ def user_reward(name: str, function: Callable[..., Any], options: Mapping[str, A
 
     def score(row: Trajectory) -> float | None:
         try:
-            result = function(
-                data_source=row.data_source,
-                solution_str=row.response,
-                ground_truth=row.ground_truth,
-                extra_info=dict(row.extra_info),
-                **options,
-            )
+            with chdir("."):  # wherever the function goes, the run stays where it is
+                result = function(
+                    data_source=row.data_source,
+                    solution_str=row.response,
+                    ground_truth=row.ground_truth,
+                    extra_info=dict(row.extra_info),
+                    **options,
+                )
         except (Exception, SystemExit) as error:
             raise UserCodeError(
                 f"reward {name}: raised {type(error).__name__} ({error}) for {row.where}; mend the function"

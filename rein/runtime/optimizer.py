@@ -14,6 +14,8 @@ from rein.config.recipe import Optim
 from rein.errors import CheckpointError
 from rein.functional.schedules import lr_multiplier
 
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's, of a weight that was moved
+
 
 class Optimizer:
     """Holds the trainable parameters of one model."""
@@ -26,6 +28,7 @@ class Optimizer:
             self.parameters, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=True
         )
         self.step = 0
+        self.softened = 1.0  # times the rate
 
     @property
     def lr(self) -> float:
@@ -33,12 +36,16 @@ class Optimizer:
         warmup = self.optim.lr_warmup_steps
         if warmup < 0:
             warmup = int(self.optim.lr_warmup_steps_ratio * self.total_steps)
-        return self.optim.lr * lr_multiplier(
-            self.step,
-            total=self.total_steps,
-            kind=self.optim.lr_scheduler_type,
-            warmup=warmup,
-            min_ratio=self.optim.min_lr_ratio,
+        return (
+            self.softened
+            * self.optim.lr
+            * lr_multiplier(
+                self.step,
+                total=self.total_steps,
+                kind=self.optim.lr_scheduler_type,
+                warmup=warmup,
+                min_ratio=self.optim.min_lr_ratio,
+            )
         )
 
     @torch.no_grad()
@@ -65,31 +72,52 @@ class Optimizer:
         self.step += 1
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Trainable weights and moments by parameter name, and the counters."""
+        """Trainable weights and moments by parameter name; the counters, and who has no moments yet."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.named:
             tensors[f"weight/{name}"] = parameter.detach()
             for key, value in self.adam.state.get(parameter, {}).items():
                 tensors[f"{key}/{name}"] = value
-        return tensors, {"step": self.step, "total_steps": self.total_steps}
+        still = [name for name, parameter in self.named if parameter not in self.adam.state]
+        return tensors, {"step": self.step, "total_steps": self.total_steps, "still": still}
+
+    def fault(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> str:
+        """Why restore() would not take this state: the first part that is missing or odd; else nothing."""
+        if missing := [key for key in ("step", "still") if key not in meta]:
+            return f"{missing[0]} is missing"
+        still, left = set(meta["still"]), set(tensors)
+        for name, parameter in self.named:
+            wanted: dict[str, Tensor] = {f"weight/{name}": parameter}
+            if name not in still:
+                wanted |= {f"exp_avg/{name}": parameter, f"exp_avg_sq/{name}": parameter}
+                wanted[f"step/{name}"] = torch.zeros((), dtype=torch.float32)
+            for key, like in wanted.items():
+                found = tensors.get(key)
+                if found is None:
+                    return f"{key} is missing"
+                if (found.shape, found.dtype) != (like.shape, like.dtype):
+                    return f"{key} is {_kind(found)}, not {_kind(like)}"
+                left.discard(key)
+        return f"{min(left)} belongs to no weight that is trained" if left else ""
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Put state() back, all of it or an error: a missing part is never a fresh start."""
+        """Put state() back, all of it or none: a missing part is never a fresh start.
+
+        Gradients are dropped. Raises CheckpointError that names the part which does not fit.
+        """
+        if fault := self.fault(tensors, meta):
+            raise CheckpointError(f"snapshot: {fault}; resume from another snapshot")
+        self.adam.state.clear()
         with torch.no_grad():
             for name, parameter in self.named:
-                if f"weight/{name}" not in tensors:
-                    raise CheckpointError(
-                        f"snapshot: weights of {name} are missing; resume from another snapshot"
-                    )
                 parameter.copy_(tensors[f"weight/{name}"])
-        moments = ("step", "exp_avg", "exp_avg_sq")
-        self.adam.state.clear()
-        for name, parameter in self.named:
-            found = {key: tensors[f"{key}/{name}"].clone() for key in moments if f"{key}/{name}" in tensors}
-            if found and len(found) != len(moments):
-                raise CheckpointError(
-                    f"snapshot: optimizer state of {name} is incomplete; resume from another snapshot"
-                )
-            if found:
-                self.adam.state[parameter] = found
+                if name not in meta["still"]:
+                    self.adam.state[parameter] = {
+                        key: tensors[f"{key}/{name}"].to(parameter.device, copy=True) for key in MOMENTS
+                    }
+        self.adam.zero_grad(set_to_none=True)
         self.step = int(meta["step"])
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

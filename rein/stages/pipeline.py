@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ from rein.config.methods import AUTO
 from rein.config.recipe import Recipe, RewardSpec
 from rein.data.files import sources
 from rein.errors import CheckpointError, ConfigError
+from rein.guards.presets import guards_of
+from rein.remedies import soften
 from rein.rewards import build, uses_model
+from rein.runtime.lock import held
 from rein.tracking.console import Console
+from rein.types import Softening
 
 MODULES = {
     "sft": "rein.stages.sft",
@@ -35,13 +40,19 @@ MODULES = {
     "export": "rein.stages.export",
     "report": "rein.stages.report",
 }
+BESIDE = ("report",)  # may look at a folder while a run is at work in it
 COMPARED = ("before", "after", "lift", "lift_ci95")
 
 
 def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """The recipe's stages, then summary.json; returns the summary."""
-    out = Path(recipe.out)
     preflight(recipe, recipe.stages)
+    with held(Path(recipe.out)):
+        return _run(recipe, console)
+
+
+def _run(recipe: Recipe, console: Console) -> dict[str, Any]:
+    out = Path(recipe.out)
     dump(recipe, out / "recipe.json")
     started, skipped = time.monotonic(), 0.0
     for stage in recipe.stages:
@@ -72,8 +83,13 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
 
 def run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
     """One stage, timed, with its manifest; returns its facts."""
-    folder, inputs = paths.stage_dir(recipe, stage), stage_inputs(recipe, stage)
     preflight(recipe, [stage])
+    with nullcontext() if stage in BESIDE else held(Path(recipe.out)):
+        return _run_stage(stage, recipe, console)
+
+
+def _run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
+    folder, inputs = paths.stage_dir(recipe, stage), stage_inputs(recipe, stage)
     (folder / manifest.NAME).unlink(missing_ok=True)
     limit_threads(recipe)
     entry: Callable[[Recipe, Console], dict[str, Any]] = importlib.import_module(MODULES[stage]).run
@@ -126,13 +142,16 @@ def stage_inputs(recipe: Recipe, stage: str) -> list[str]:
 
 
 def preflight(recipe: Recipe, stages: Sequence[str]) -> None:
-    """Raise before any work when a reward is unknown, an input is missing that no earlier stage will make, or
-    `out` cannot be written.
+    """Raise before any work when a reward or guard is unknown, an input is missing that no earlier stage will
+    make, or `out` cannot be written.
 
     DataError for data files, CheckpointError for `out`, ConfigError for the rest. Names that may be a hub's
     pass.
     """
     _refuse_unwritable(Path(recipe.out))
+    if "train" in stages:
+        for guard in guards_of(recipe.guards):
+            soften(Softening(), getattr(guard, "remedies", ()))
     data_files = {*recipe.data.train_files, *recipe.data.val_files}
     for section in (recipe.sft, recipe.reward, recipe.rollout, recipe.score, recipe.evaluate):
         data_files |= set(section.files)

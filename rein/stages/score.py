@@ -31,7 +31,7 @@ from rein.types import Trajectory
 
 CHUNK = 256  # rows between two steps of the progress bar
 # Columns that a Trajectory does not hold as the file had them, and those of pairs, which two rows replace.
-KEPT_AS_STORED = frozenset({schemas.ABILITY, schemas.BASELINE_SCORE, schemas.REWARD_MODEL})
+KEPT_AS_STORED = frozenset({schemas.ABILITY, schemas.BASELINE_SCORE, schemas.REWARD_MODEL, schemas.TOOLS})
 REPLACED = frozenset(
     {schemas.CHOSEN, schemas.REJECTED, schemas.MARGIN, schemas.MESSAGES, schemas.GROUND_TRUTH}
 )

@@ -43,7 +43,7 @@ def descend(
     Raises GuardStop when the loss or gradient is not finite, Interrupted after a signal, CheckpointError when
     the snapshot was made with other settings.
     """
-    snapshots = Snapshots(folder / "snapshots", keep=1)
+    snapshots = Snapshots(folder / "snapshots", kind=what, keep=1)
     mark = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
     _resume(recipe, console, snapshots, optimizer, what, mark)
     tracker = open_trackers(recipe.trainer.logger, folder, from_number=optimizer.step)
@@ -106,6 +106,7 @@ def _resume(
             "another out=, or start anew with resume=never"
         )
     optimizer.restore(state.tensors, state.meta["optimizer"])
+    snapshots.drop_after(optimizer.step)  # broken ones, or they would count as the newest
     console.say(f"resume: {what} from step {optimizer.step}")
 
 

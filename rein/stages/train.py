@@ -8,17 +8,23 @@ train_job.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
 
 from rein.config.recipe import Recipe
-from rein.errors import GuardStop, Interrupted
-from rein.guards.decide import decide
+from rein.errors import Interrupted, is_out_of_memory
+from rein.guards.decide import GRAVITY
 from rein.runtime.interrupt import Interrupt, deferred
 from rein.stages.train_job import Job
 from rein.stages.train_open import open_job
+from rein.stages.train_reins import LEAVE
 from rein.tracking.console import Advance, Console
-from rein.types import Action, Experience, Metrics
+from rein.types import Action, Experience, Metrics, Update, Verdict
+
+T = TypeVar("T")
 
 
 def run(recipe: Recipe, console: Console) -> dict[str, Any]:
@@ -27,7 +33,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     job = open_job(recipe, console)
     try:
         with deferred() as interrupt, console.progress(job.total_updates, "train") as advance:
-            advance(job.cursor.number)
+            advance(job.cursor.done)
             fit_critic(job, interrupt, advance)
             train(job, interrupt, advance)
         return job.finish(time.monotonic() - started)
@@ -54,33 +60,109 @@ def rehearse(recipe: Recipe, console: Console) -> Metrics:
 
 
 def train(job: Job, interrupt: Interrupt, advance: Advance) -> None:
-    """The loop: experience, updates, verdict, apply or not, probe, validate, save."""
-    learner, cursor = job.learner, job.cursor
+    """The loop: experience, verdict, updates with theirs, then validate and save; where asked, go back."""
+    reins = job.reins
+
+    def between(experience: Experience | None = None) -> None:
+        leave_if(interrupt, job, experience)
+
     if not job.validated:
-        job.validate_start()
+        job.validate_start(between)
+        reins.start()
+    job.maker.between = between
     for experience in experiences(job):
-        batch_metrics = experience.metrics
-        if cursor.batch == 0 and cursor.update == 0:
-            warn_of_strangers(job, batch_metrics)
-        for update in job.updates_of(experience.rows, cursor.batch)[cursor.update :]:
-            metrics = learner.backward(update, experience) | batch_metrics
-            batch_metrics = {}
-            act(job, update.role, metrics, experience)
-            cursor.update, cursor.number = cursor.update + 1, cursor.number + 1
-            if cursor.number % job.recipe.guards.probe_every == 0:
-                metrics |= job.probe.measure()
-            job.log(metrics | {"training/global_step": cursor.batch + 1})
-            advance(1, job.note(metrics))
-            leave_if(interrupt, job, experience)
-        cursor.batch, cursor.update = cursor.batch + 1, 0
-        job.after_batch(len(experience.rows))
+        if job.cursor.batch == job.cursor.update == 0 and not reins.rollbacks:
+            warn_of_strangers(job, experience.metrics)
+        verdict = reins.after(experience.metrics)
+        if verdict.action is Action.CONTINUE and not reins.anew:
+            verdict = updates(job, experience, between, advance)
+        if verdict.action is Action.CONTINUE and not reins.anew:
+            verdict = job.after_batch(len(experience.rows), partial(between, experience))
+        obey(job, verdict, experience, advance)
+        reins.anew = False  # the rewards are clipped otherwise: what is left of the batch is made again
+
+
+def updates(
+    job: Job, experience: Experience, between: Callable[[Experience], None], advance: Advance
+) -> Verdict:
+    """What is left of a batch's updates, each judged before it is applied and, where due, by the probe."""
+    cursor, reins, verdict = job.cursor, job.reins, Verdict()
+    plan = job.updates_of(experience.rows, cursor.batch)
+    said = experience.metrics
+    while verdict.action is Action.CONTINUE and not reins.anew and cursor.update < len(plan):
+        verdict, metrics = one_update(job, plan[cursor.update], experience)
+        metrics |= said | {"training/global_step": cursor.batch + 1}
+        cursor.update, cursor.done, cursor.number = cursor.update + 1, cursor.done + 1, cursor.number + 1
+        last, said = cursor.update == len(plan), {}
+        if cursor.number % job.recipe.guards.probe_every == 0 and not last:
+            probed = job.probe.measure()
+            verdict = graver(verdict, reins.after(probed))
+            metrics |= probed
+        job.log(metrics)
+        advance(1, job.note(metrics))
+        if verdict.action is Action.CONTINUE:
+            if not last:
+                reins.keep(experience)
+            between(experience)
+    return verdict
+
+
+def one_update(job: Job, update: Update, experience: Experience) -> tuple[Verdict, Metrics]:
+    """Gradients, the guards' word on them, and the step or not; what is asked for beyond that."""
+    learner, role = job.learner, update.role
+    if role in job.dropped:  # its schedule advances, so that it ends where the plan does
+        learner.discard(role)
+        return Verdict(), {}
+    metrics = within_memory(job, role, partial(learner.backward, update, experience))
+    verdict = job.reins.before(metrics, [experience.rows[i] for i in update.rows])
+    if verdict.action is Action.CONTINUE:
+        learner.apply(role)
+        job.applied[role] = job.applied.get(role, 0) + 1
+        return verdict, metrics
+    learner.discard(role)
+    if verdict.action is Action.STOP_EPOCHS:
+        job.dropped.add(role)
+    settled = verdict.action in (Action.SKIP, Action.STOP_EPOCHS)
+    return (Verdict() if settled else verdict), metrics
+
+
+def obey(job: Job, verdict: Verdict, experience: Experience | None, advance: Advance) -> None:
+    """What a verdict asks for between two updates. Raises GuardStop where the run ends here."""
+    if verdict.action is Action.ROLLBACK:
+        done = job.cursor.done
+        job.reins.rollback(verdict)
+        advance(job.cursor.done - done)
+    elif verdict.action in LEAVE:
+        job.save(experience)
+        job.reins.leave(verdict.action, verdict.reason)
+
+
+def graver(one: Verdict, other: Verdict) -> Verdict:
+    """The graver of two verdicts."""
+    return max(one, other, key=lambda verdict: GRAVITY.index(verdict.action))
 
 
 def experiences(job: Job) -> Iterator[Experience]:
     """A batch after the other from the cursor on; the one a snapshot was taken in is the stored one."""
     while job.cursor.batch < job.batches:
         kept, job.kept_experience = job.kept_experience, None
-        yield kept or job.maker.make(job.rows_of(job.cursor.batch), job.learner.kl_coef_in_reward)
+        rows, coef = job.rows_of(job.cursor.batch), job.learner.softened(job.learner.kl_coef_in_reward)
+        yield kept or within_memory(job, None, partial(job.maker.make, rows, coef))
+
+
+def within_memory(job: Job, role: str | None, work: Callable[[], T]) -> T:
+    """Do the work; where memory runs out, again with half the token budget and the same random numbers."""
+    drawn = torch.get_rng_state()
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if role is not None:
+                job.learner.forget(role)
+            torch.set_rng_state(drawn)
+            job.reins.halve_budget(job.longest, error)
 
 
 def warn_of_strangers(job: Job, metrics: Metrics) -> None:
@@ -93,40 +175,30 @@ def warn_of_strangers(job: Job, metrics: Metrics) -> None:
         )
 
 
-def act(job: Job, role: str, metrics: Metrics, experience: Experience | None) -> None:
-    """Ask the guards before the weights move, and do what they say."""
-    verdict = decide(job.before_apply, metrics)
-    if verdict.action is Action.CONTINUE:
-        job.learner.apply(role)
-        job.applied[role] = job.applied.get(role, 0) + 1
-        return
-    job.skipped += 1
-    metrics["guard/skipped"] = job.skipped
-    job.console.say(
-        f"guard: update {job.cursor.number + 1} ({role}) {verdict.action.value}: {verdict.reason}"
-    )
-    if verdict.action is not Action.SKIP:
-        job.save(experience)
-        raise GuardStop(f"train: {verdict.reason}; the state before is saved in {job.snapshots.folder}")
-    job.learner.discard(role)
-
-
 def fit_critic(job: Job, interrupt: Interrupt, advance: Advance) -> None:
     """Fit V to the stored returns before the actor moves, until it explains enough of the held-out ones."""
-    cursor = job.cursor
-    while cursor.fitted < job.fit_steps:
+    if job.cursor.fitted < job.fit_steps and job.reins.good is None:
+        job.reins.start()
+    while job.cursor.fitted < job.fit_steps:
+        cursor = job.cursor
         experience = job.fit_batch(cursor.fitted)
-        update = job.fit_update(experience)
-        metrics = job.learner.backward(update, experience)
-        act(job, "critic", metrics, None)
-        cursor.fitted, cursor.number = cursor.fitted + 1, cursor.number + 1
+        verdict, metrics = one_update(job, job.fit_update(experience), experience)
+        cursor.fitted, cursor.done, cursor.number = cursor.fitted + 1, cursor.done + 1, cursor.number + 1
         if cursor.fitted % job.recipe.guards.probe_every == 0 or cursor.fitted == job.fit_steps:
-            metrics["critic/vf_explained_var"] = explained = job.held_out_explained_variance()
+            explained = job.held_out_explained_variance()
+            measured = {"critic/vf_explained_var": explained}
+            verdict = graver(verdict, job.reins.after(measured))
+            metrics |= measured
             if explained >= job.recipe.critic.fit_until:
                 job.end_fit()
         job.log(metrics)
         advance(1, job.note(metrics))
-        leave_if(interrupt, job, None)
+        obey(job, verdict, None, advance)
+        job.dropped.clear()
+        if verdict.action is Action.CONTINUE:
+            if cursor.fitted < job.fit_steps:
+                job.reins.keep(None)
+            leave_if(interrupt, job, None)
 
 
 def leave_if(interrupt: Interrupt, job: Job, experience: Experience | None) -> None:
@@ -134,7 +206,7 @@ def leave_if(interrupt: Interrupt, job: Job, experience: Experience | None) -> N
     if interrupt:
         job.save(experience)
         raise Interrupted(
-            f"train: stopped after update {job.cursor.number} of {job.total_updates}, state saved; "
+            f"train: stopped after update {job.cursor.done} of {job.total_updates}, state saved; "
             "the same command goes on from here",
             interrupt.signal_number,
         )

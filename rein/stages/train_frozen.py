@@ -7,7 +7,7 @@ stages/train.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from rein.data.cache import ScoreCache
 from rein.data.filters import usable_log_probs
 from rein.data.rejects import BadRow
 from rein.errors import ConfigError, DataError
-from rein.experience import reference_log_probs
+from rein.experience import in_micro_batches
 from rein.models.actor import Actor, load_actor
 from rein.models.identity import model_key
 from rein.protocols import Tokenizer
@@ -93,4 +93,33 @@ def _said(
     console.say(
         f"{what}: {cache.hits} rows from the cache, {cache.misses} computed ({paths.cache_dir(recipe)})"
     )
+    return found
+
+
+def reference_log_probs(
+    rows: Sequence[Trajectory],
+    reference: Actor,
+    cache: ScoreCache,
+    budget: int,
+    advance: Callable[[int], None],
+) -> dict[str, Floats]:
+    """What a frozen model gives each response, by row key: from the cache, else by a forward pass, which the
+    cache keeps.
+    """
+    found: dict[str, Floats] = {}
+    missing: dict[str, Trajectory] = {}
+    for row in rows:
+        known = cache.get(row.key)
+        if known is None:
+            missing[row.key] = row
+        else:
+            found[row.key] = known
+    todo = list(missing.values())
+    for begin in range(0, len(todo), 256):
+        some = todo[begin : begin + 256]
+        log_probs = in_micro_batches(some, budget, lambda part, temp: reference.log_probs(part, temp)[0])
+        fresh = {row.key: log_probs[i, : len(row.response_ids)].float().numpy() for i, row in enumerate(some)}
+        cache.add(fresh)
+        found.update(fresh)
+        advance(len(some))
     return found

@@ -6,36 +6,37 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from rein.config import paths
 from rein.config.load import kl_coefs
 from rein.config.methods import needs
 from rein.config.recipe import Recipe
-from rein.data.audit.verdict import Verdict
+from rein.data.audit.verdict import Verdict as AuditVerdict
 from rein.data.batches import epoch_batches, epoch_order
 from rein.data.groups import by_prompt, longest_group, units
 from rein.errors import GuardStop
 from rein.experience import ExperienceMaker, value_metrics
 from rein.experience import in_micro_batches as forward_rows
-from rein.guards.rules import NotFinite
+from rein.guards.presets import KL
 from rein.learner import Learner, mini_batch_size, optimizer_steps
 from rein.models.actor import Actor
 from rein.models.critic import Critic
 from rein.probe import Probe
-from rein.protocols import Guard
 from rein.runtime.seeding import derive
 from rein.runtime.single import SingleMesh
 from rein.snapshots import Snapshots
 from rein.stages.tokens import FACT
+from rein.stages.train_reins import Reins
 from rein.stages.train_rows import Rows
 from rein.stages.train_state import Cursor, run_state, settings
 from rein.tracking.console import Console
 from rein.tracking.fanout import Fanout
-from rein.types import Experience, Metrics, Trajectory, Update
+from rein.types import Action, Experience, Metrics, Trajectory, Update, Verdict
 from rein.validator import Validator
 
 HELD_OUT_VALUE_ROWS = 256
@@ -65,6 +66,7 @@ class Job:
         wanted = needs(recipe)
         keep, longest = recipe.data.keep_groups, longest_group(recipe, rows.train)
         paired, grouped = "pairs" in wanted and not keep, "groups" in wanted or keep
+        self.longest = max(len(row.prompt_ids) + len(row.response_ids) for row in rows.train)
         self.units = units(rows.train, paired=paired, grouped=grouped)
         self.per_epoch = len(self._plan(0))
         self.batches = recipe.trainer.total_training_steps or recipe.trainer.total_epochs * self.per_epoch
@@ -88,18 +90,18 @@ class Job:
             longest_group=longest,
         )
         self.snapshots = Snapshots(self.folder / "snapshots")
-        self.not_finite = NotFinite(recipe.guards.max_skips)
-        self.before_apply: Sequence[Guard] = [self.not_finite]
+        self.reins = Reins(self)
+        self.dropped: set[str] = set()  # roles whose updates of this batch are over (stop_epochs)
         self.cursor = Cursor()
         self.kept_experience: Experience | None = None
         self.best: dict[str, float] = {}
         self.last: Metrics = {}
-        self.validated, self.skipped = False, 0
+        self.validated = False
         self.applied: dict[str, int] = {}  # updates by role
         self.saved_at: Cursor | None = None
         self.cached: dict[str, dict[str, int]] = {}  # rows that the cache knew, by kind of numbers
         self.tracker: Fanout | None = None
-        self.audited: Verdict | None = None  # what algorithm.method auto obeyed
+        self.audited: AuditVerdict | None = None  # what algorithm.method auto obeyed
 
     # rows of a step
 
@@ -123,8 +125,19 @@ class Job:
         return self._plan(batch // self.per_epoch)[batch % self.per_epoch]
 
     def rows_of(self, batch: int) -> list[Trajectory]:
-        """The rows of a batch: a function of the data seed and the batch's number alone."""
-        return [self.train_rows[i] for i in self._rows_of(batch)]
+        """The rows of a batch: a function of the data seed and the batch's number alone.
+
+        A row that guards left out stays, with nothing counted, so that plans stay as they are.
+        """
+        rows, excluded = [self.train_rows[i] for i in self._rows_of(batch)], self.reins.excluded
+        if not excluded:
+            return rows
+        return [
+            dataclasses.replace(row, response_mask=np.zeros_like(row.response_mask))
+            if row.key in excluded
+            else row
+            for row in rows
+        ]
 
     def updates_of(self, rows: list[Trajectory], batch: int) -> list[Update]:
         """The plan of a batch's updates; data.keep_groups keeps a prompt's rows in one of them."""
@@ -186,37 +199,54 @@ class Job:
         known = self.last | metrics
         return " ".join(f"{short} {known[name]:.4g}" for short, name in shown.items() if name in known)
 
-    def validate_start(self) -> None:
+    def validate_start(self, between: Callable[[], None]) -> None:
         """Probe and held-out score of the start policy: what later ones are held against."""
         metrics = self.probe.measure()
         if self.recipe.trainer.val_before_train:
-            metrics |= self._validate()
+            metrics |= self._validate(between)
+        self.reins.after(metrics)
+        self._take_best(metrics)
         self.validated = True
         self.log(metrics)
 
-    def _validate(self) -> Metrics:
-        if self.validator is None:
-            return {}
-        metrics = self.validator.measure()
-        score = metrics.get("val/score")
-        if score is not None and score >= self.best.get("val/score", float("-inf")):
-            self.best = {"val/score": score, "number": self.cursor.number}
-            self.actor.save(self.folder / "best")
-        return metrics
+    def _validate(self, between: Callable[[], None]) -> Metrics:
+        return {} if self.validator is None else self.validator.measure(lambda _: between())
 
-    def after_batch(self, rows: int) -> None:
-        """Between two batches: move the KL coefficients, validate and save where due."""
-        trainer, step = self.recipe.trainer, self.cursor.batch
+    def _take_best(self, metrics: Metrics) -> bool:
+        """Keep the actor as the best where its held-out score is no lower than any before."""
+        score = metrics.get("val/score")
+        if score is None or score < self.best.get("val/score", float("-inf")):
+            return False
+        self.best = {"val/score": score, "number": self.cursor.number}
+        if self.reins.acts:
+            self.best["snapshot"] = self.cursor.number
+        self.actor.save(self.folder / "best")
+        return True
+
+    def after_batch(self, rows: int, between: Callable[[], None]) -> Verdict:
+        """The updates of a batch are done: probe, validate where due, then move on, save where due.
+
+        The verdict of the guards; where they ask for more than an alert, nothing else is done.
+        """
+        trainer, step = self.recipe.trainer, self.cursor.batch + 1
         last = step == self.batches
         metrics = self.probe.measure()
-        self.learner.control_kl(metrics.get("probe/kl_reference", math.nan), rows, step / self.batches)
+        kl = metrics.get(KL, math.nan)
         if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
-            metrics |= self._validate()
+            metrics |= self._validate(between)
+        verdict = self.reins.after(metrics)
         self.log(metrics)
         if "val/score" in metrics:
             self.console.say(f"step {step}/{self.batches}: {self.note(metrics)}")
-        if last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
+        if verdict.action is not Action.CONTINUE:
+            return verdict
+        self.cursor.batch, self.cursor.update, self.dropped = step, 0, set()
+        self.learner.control_kl(kl, rows, step / self.batches)
+        better = self._take_best(metrics)
+        due = trainer.save_freq > 0 and step % trainer.save_freq == 0
+        if last or due or (better and self.reins.acts):
             self.save(None)
+        return verdict
 
     @functools.cached_property
     def settings(self) -> dict[str, str]:
@@ -226,7 +256,9 @@ class Job:
     def save(self, experience: Experience | None) -> None:
         """Snapshot the whole run state, unless this very state is saved already."""
         if self.saved_at != self.cursor:
-            self.snapshots.save(self.cursor.number, run_state(self, experience))
+            number = self.cursor.number
+            self.reins.saved(number)
+            self.snapshots.save(number, run_state(self, experience), protect=self.reins.protected)
             self.saved_at = dataclasses.replace(self.cursor)
 
     def finish(self, seconds: float) -> dict[str, Any]:
@@ -255,7 +287,8 @@ class Job:
             "rows": self.rows.counts,
             FACT: self.rows.marks,
             "updates": self.cursor.number,
-            "skipped_updates": self.skipped,
+            "skipped_updates": self.reins.skipped,
+            "rollbacks": self.reins.rollbacks,
             "best": self.best,
             "cache": self.cached,
             "metrics": {name: self.last[name] for name in shown if name in self.last},

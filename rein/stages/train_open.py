@@ -200,7 +200,7 @@ def _resume(job: Job) -> None:
     """By `resume`: auto takes the newest whole snapshot, never clears them, a path names one."""
     wanted = job.recipe.resume
     if wanted == "never":
-        job.snapshots.clear()
+        _start_anew(job)
         return
     if wanted != "auto":
         if not restore(job, _named(wanted)):
@@ -212,21 +212,24 @@ def _resume(job: Job) -> None:
         state, passed_over = job.snapshots.newest()
         for line in passed_over:
             job.console.say(f"resume: {line} passed over")
-        if state is None:
+        if state is None or not restore(job, state):
+            _start_anew(job)
             return
-        if not restore(job, state):
-            job.snapshots.clear()
-            return
-    job.console.say(f"resume: from update {job.cursor.number} of {job.total_updates}")
+        job.snapshots.drop_after(job.cursor.number)  # broken ones, or they would count as the newest
+    job.reins.ground()
+    job.console.say(f"resume: from update {job.cursor.done} of {job.total_updates}")
+
+
+def _start_anew(job: Job) -> None:
+    """Nothing of an earlier run in this folder holds."""
+    job.snapshots.clear()
+    job.reins.journal.clear()
 
 
 def _named(wanted: str) -> RunState:
     """The snapshot at a path. Raises CheckpointError for what is none, or one of another stage."""
     advice = "give a folder such as out/train/snapshots/step-100, or write resume=auto"
     try:
-        state = load(Path(wanted))
+        return load(Path(wanted), kind="train")
     except CheckpointError as error:
         raise CheckpointError(f"resume: {error}; {advice}") from error
-    if "cursor" not in state.meta:
-        raise CheckpointError(f"resume: {wanted} is a snapshot of another stage than train; {advice}")
-    return state

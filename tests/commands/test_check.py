@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -147,6 +148,15 @@ def test_the_demo_itself_gives_no_warning(small: Path) -> None:
     assert check.run(demo_recipe(small), QUIET)["warnings"] == []
 
 
+def test_what_guards_will_watch_is_said(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check.run(demo_recipe(small), Console())
+    check.run(demo_recipe(small, "stages=[sft]"), Console())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("guards: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("guards: standard, ")
+    assert lines[0].endswith(" MiB")
+
+
 def test_what_is_mixed_in_is_said_and_read_before(small: Path) -> None:
     plan = check.run(demo_recipe(small, "sft.share=0.05"), QUIET)["plans"]["train"]
     assert any("sft.share 0.05: 6.4 of 200 demonstrations to an actor update" in note for note in plan.notes)
@@ -231,16 +241,17 @@ def test_the_fast_tokenizer_renders_the_chat_template_as_the_real_one(small: Pat
         "{% for m in messages %}\n{% if m['role'] == 'user' %}+{{ m['content'] }}{% else %}"
         "-{{ m['content'] }}{{ eos_token }}{% endif %}\n{% endfor %}"
         "{% if add_generation_prompt %}#{% endif %}"
+        "{% for t in tools or [] %}{{ t | tojson | length }}{% endfor %}"
     )
     tokenizer.save_pretrained(tmp_path)
     fast = open_fast_tokenizer(tmp_path, "model.path")
     assert fast is not None
     messages = [{"role": "user", "content": "1+2"}, {"role": "assistant", "content": "3"}]
-    for marker in (True, False):
-        for tokenize in (True, False):
-            ours = fast.apply_chat_template(messages, tokenize=tokenize, add_generation_prompt=marker)
-            theirs = tokenizer.apply_chat_template(messages, tokenize=tokenize, add_generation_prompt=marker)
-            assert ours == (theirs["input_ids"] if tokenize and not isinstance(theirs, list) else theirs)
+    tool = {"type": "function", "function": {"name": "é", "parameters": {"b": [1, None], "a": 0.5}}}
+    for marker, tokenize, tools in product((True, False), (True, False), (None, [tool])):
+        asked = {"tools": tools, "tokenize": tokenize, "add_generation_prompt": marker}
+        ours, theirs = (each.apply_chat_template(messages, **asked) for each in (fast, tokenizer))
+        assert ours == (theirs["input_ids"] if tokenize and not isinstance(theirs, list) else theirs)
 
 
 def test_a_folder_without_tokenizer_json_falls_back_to_transformers(small: Path, tmp_path: Path) -> None:

@@ -209,7 +209,13 @@ def test_log_probs_that_the_loader_refuses_are_left_out_and_counted(
         (["sft.jsonl", "out.jsonl", "--to=preferences"], 3, "has no worse answers"),
         (["in.jsonl", "sft.jsonl", "out.jsonl"], 3, "the files are of several kinds"),
         (["odd.jsonl", "out.jsonl"], 3, "no known layout (columns: left, right)"),
-        (["odd.jsonl", "out.jsonl"], 3, "llamafactory: ShareGPT ranking (conversations, chosen, rejected)"),
+        (["odd.jsonl", "out.jsonl"], 3, "nearest: none; rename or mend its columns"),
+        (
+            ["odd.jsonl", "out.jsonl"],
+            3,
+            "with --from vllm|openai|verl|llamafactory|trl|rein|solutions|openrlhf",
+        ),
+        (["odd.jsonl", "out.jsonl", "--from=verl"], 3, "verl has: generated responses (prompt, responses)"),
         (["none.jsonl", "out.jsonl"], 3, "no row that can be read"),
     ],
 )

@@ -187,7 +187,7 @@ def test_an_unknown_key_is_named_with_its_line(tmp_path: Path) -> None:
 
 
 def test_far_off_keys_list_what_there_is(tmp_path: Path) -> None:
-    assert "guards has probe_every, max_skips" in refusal("guards: {wxyz: 1}", tmp_path)
+    assert "guards has preset, rules, probe_every, max_skips" in refusal("guards: {wxyz: 1}", tmp_path)
     assert "the sections are" in refusal("wxyz: 1", tmp_path)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rein.config import methods, names
 from rein.config.load import load, resolved
-from rein.config.methods import DATA_NEEDS, METHODS, methods_for, needs
+from rein.config.methods import CORRECTION, DATA_NEEDS, METHODS, asked_by, methods_for, needs
 from rein.errors import ConfigError
 from rein.functional.advantages import ESTIMATORS, INPUTS
 from rein.functional.kl import EXACT_KINDS, KINDS, OFF_POLICY
@@ -91,6 +91,32 @@ def test_a_preset_sets_verl_s_fields() -> None:
 )
 def test_a_recipe_needs(words: str, wanted: set[str]) -> None:
     assert needs(load(None, words.split())[0]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "need", "keys"),
+    [
+        ("actor.kl_loss_type=off_policy", "behavior", ["actor.kl_loss_type=off_policy"]),
+        ("actor.kl_loss_type=off_policy actor.use_kl_loss=false", "behavior", []),
+        (f"{CORRECTION}.rollout_is=token", "behavior", [f"{CORRECTION}.rollout_is=token"]),
+        (f"{CORRECTION}.rollout_is=auto", "behavior", []),
+        (f"{CORRECTION}.bypass_mode=true", "behavior", [f"{CORRECTION}.bypass_mode=true"]),
+        (
+            "algorithm.method=m2po actor.policy_loss.opsm_threshold=0.5",
+            "behavior",
+            ["actor.policy_loss.loss_mode=m2po", "actor.policy_loss.opsm_threshold=0.5"],
+        ),
+        ("algorithm.adv_estimator=vtrace", "behavior", ["algorithm.adv_estimator=vtrace"]),
+        (
+            "algorithm.method=grpo algorithm.filter_groups.enable=true",
+            "groups",
+            ["algorithm.adv_estimator=grpo", "algorithm.filter_groups.enable=true"],
+        ),
+        ("algorithm.method=dpo", "pairs", ["actor.policy_loss.loss_mode=dpo"]),
+    ],
+)
+def test_the_keys_that_ask_for_data_are_known(words: str, need: str, keys: list[str]) -> None:
+    assert asked_by(load(None, words.split())[0]).get(need, []) == keys
 
 
 def test_the_methods_that_data_can_serve() -> None:

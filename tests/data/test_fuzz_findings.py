@@ -75,6 +75,19 @@ def test_a_footer_that_promises_more_rows_than_there_are_is_no_shorter_file(tmp_
     assert 4 not in found
 
 
+def test_no_room_is_made_for_the_half_gibibyte_that_a_damaged_page_claims(tmp_path: Path) -> None:
+    """A stream of pyarrow's makes the room before it reads the page, and fills it with zeros."""
+    path, pool = tmp_path / "rows.parquet", pa.default_memory_pool()
+    pq.write_table(pa.table({"prompt": ["1"] * 3}), path, use_dictionary=False, compression="none")
+    content, claimed = path.read_bytes(), bytes.fromhex("8080808004")  # 2^29 as a zigzag varint
+    assert content[4:10] == bytes.fromhex("1500152a152a")  # a data page of 21 bytes, 21 in the file
+    path.write_bytes(content[:9] + claimed + content[10:])
+    before = pool.max_memory()
+    with pytest.raises(DataError, match=r"rows.parquet row 0: cannot be read \(.*536870912.*\)"):
+        list(read_rows(path))
+    assert pool.max_memory() <= max(before, 2**26)
+
+
 def test_json_text_noted_for_a_column_that_holds_lists_is_a_note_and_no_more(
     tmp_path: Path, raw: Encoder, data: Data
 ) -> None:

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 from rows_made import random_trajectories
 
-from rein.data.groups import by_prompt, pairs, select, units, with_spread
+from rein.config.load import load
+from rein.data.groups import by_prompt, pairs, refuse_lacking, select, units, with_spread
 from rein.errors import DataError
 from rein.types import Trajectory
 
@@ -52,6 +53,30 @@ def test_what_is_left_out_is_counted() -> None:
         select(MIXED, "f", threshold=2, spread=False, paired=False)
     with pytest.raises(DataError, match="every prompt's responses score the same"):
         select(rows(("a", 1), ("a", 1)), "f", threshold=None, spread=True, paired=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "actor.kl_loss_type=off_policy",
+            "actor.kl_loss_type=off_policy needs behavior_log_probs in every row",
+        ),
+        (
+            "algorithm.method=topr actor.policy_loss.opsm_threshold=0.5",
+            "actor.policy_loss.loss_mode=topr and actor.policy_loss.opsm_threshold=0.5 need",
+        ),
+        ("algorithm.adv_estimator=vtrace data.behavior=unknown", "vtrace needs behavior_log_probs, but data"),
+        ("algorithm.adv_estimator=grpo", "algorithm.adv_estimator=grpo needs two or more scored responses"),
+    ],
+)
+def test_what_rows_lack_is_said_with_the_keys_that_ask_for_it(words: str, said: str) -> None:
+    lacking = [dataclasses.replace(row, behavior_log_probs=None) for row in rows(("a", 0.0), ("b", 1.0))]
+    with pytest.raises(DataError) as caught:
+        refuse_lacking(load(None, words.split())[0], "rows.parquet", lacking)
+    assert str(caught.value).startswith("rows.parquet: ")
+    assert said in str(caught.value)
+    assert "the rows can serve algorithm.method=ppo|" in str(caught.value)
 
 
 def test_the_same_response_makes_no_pair() -> None:

@@ -118,7 +118,7 @@ def test_turns_that_the_template_rewrites_are_not_trained_and_counted() -> None:
     assert forgetful.tokenizer.decode(prompt.tolist()) == "(user)1+1=(assistant)2<eos>(user)2+2=(assistant)"
     assert forgetful.tokenizer.decode(response.tolist()) == "so]4<eos>"
     assert mask.all()
-    assert forgetful.untrained_turns == 1
+    assert forgetful.untrained_turns.total() == 1
 
 
 def test_context_is_never_trained(chat: Encoder) -> None:

@@ -2,8 +2,7 @@
 
 import math
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,29 +89,6 @@ def test_a_reward_model_that_says_nan_exits_7(
     body["score"] = {"reward": "model", "path": copied(tiny, tmp_path / "model", with_a_nan)}
     body["score"]["files"] = str(whole / "rollout" / "trajectories.parquet")
     assert "trajectories.parquet row 0: the reward model scores it nan" in refuse(7, "score", body)
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts a small file system in memory with these options."""
-    mounted: list[Path] = []
-
-    def mount(options: str) -> Path:
-        folder = tmp_path / f"disk{len(mounted)}"
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        except OSError as error:
-            pytest.skip(f"a small disk cannot be mounted ({error})")
-        if done.returncode:
-            pytest.skip(f"a small disk cannot be mounted ({done.stderr.strip()})")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", folder], check=True)
 
 
 @pytest.mark.parametrize(

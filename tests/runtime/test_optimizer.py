@@ -1,6 +1,9 @@
 """Steps applied or discarded, rates counted by step, and a state that is restored whole or not at all."""
 
 import math
+import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ from torch import nn
 
 from rein.config.recipe import Optim
 from rein.errors import CheckpointError
-from rein.runtime.optimizer import Optimizer
+from rein.runtime.optimizer import MOMENTS, Optimizer
 
 
 def linear(seed: int = 0) -> nn.Linear:
@@ -18,6 +21,11 @@ def linear(seed: int = 0) -> nn.Linear:
 
 def made(model: nn.Module, total: int = 10, grad_clip: float = 1.0, **optim: object) -> Optimizer:
     return Optimizer(model, Optim(**{"lr": 0.1} | optim), grad_clip=grad_clip, total_steps=total)  # type: ignore[arg-type]
+
+
+def copied(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    tensors, meta = optimizer.state()
+    return {name: tensor.clone() for name, tensor in tensors.items()}, meta
 
 
 def backward(model: nn.Module, scale: float = 1.0) -> None:
@@ -156,8 +164,74 @@ def test_a_missing_part_is_an_error_not_a_fresh_start(missing: str) -> None:
     optimizer = made(model)
     step(optimizer, model)
     tensors, meta = optimizer.state()
-    with pytest.raises(CheckpointError, match=f"of {missing.partition('/')[2]} (are missing|is incomplete)"):
+    with pytest.raises(CheckpointError, match=f"snapshot: {missing} is missing; resume from another"):
         made(linear()).restore({k: v for k, v in tensors.items() if k != missing}, meta)
+
+
+ODD: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
+    "weight/bias is float32 [1], not float32 [2]": lambda t: t.update({"weight/bias": torch.zeros(1)}),
+    "weight/weight is float64 [2, 3], not float32": lambda t: t.update(
+        {"weight/weight": t["weight/weight"].double()}
+    ),
+    "exp_avg_sq/bias is float32 [2, 1], not": lambda t: t.update({"exp_avg_sq/bias": torch.zeros(2, 1)}),
+    "step/weight is float32 [1], not float32 []": lambda t: t.update({"step/weight": torch.zeros(1)}),
+    "step/weight is int64 [], not float32 []": lambda t: t.update({"step/weight": torch.tensor(1)}),
+    "weight/scale belongs to no weight that is trained": lambda t: t.update({"weight/scale": torch.ones(1)}),
+    "max_exp_avg_sq/bias belongs to no weight": lambda t: t.update({"max_exp_avg_sq/bias": torch.ones(2)}),
+    "exp_avg/bias is missing": lambda t: [t.pop(f"{key}/bias") for key in MOMENTS[1:]],
+    "exp_avg/weight is missing": lambda t: [t.pop(f"{k}/{n}") for k in MOMENTS for n in ("weight", "bias")],
+}
+
+
+@pytest.mark.parametrize("said", list(ODD))
+def test_a_state_that_does_not_fit_is_named_and_nothing_of_it_is_taken(said: str) -> None:
+    model, other = linear(), linear(seed=5)
+    optimizer, taker = made(model), made(other)
+    for some, its in ((optimizer, model), (taker, other)):
+        step(some, its)
+    tensors, meta = copied(optimizer)
+    before, counters = copied(taker)
+    ODD[said](tensors)
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        taker.restore(tensors, meta)
+    after, counters_after = taker.state()
+    assert counters == counters_after
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("missing", ["step", "still"])
+def test_a_counter_that_is_missing_is_named(missing: str) -> None:
+    optimizer = made(linear())
+    tensors, meta = optimizer.state()
+    with pytest.raises(CheckpointError, match=f"snapshot: {missing} is missing"):
+        optimizer.restore(tensors, {key: value for key, value in meta.items() if key != missing})
+
+
+def test_a_weight_that_no_gradient_reached_has_no_moments_and_needs_none() -> None:
+    class Apart(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+            self.unused = nn.Parameter(torch.ones(4))
+
+    model = Apart()
+    optimizer = made(model)
+    step(optimizer, model)
+    tensors, meta = copied(optimizer)
+    assert meta["still"] == ["unused"]
+    other = made(Apart())
+    other.restore(tensors, meta)
+    assert all(torch.equal(tensors[name], found) for name, found in other.state()[0].items())
+
+
+def test_a_restore_drops_gradients_that_wait() -> None:
+    model = linear()
+    optimizer = made(model)
+    step(optimizer, model)
+    tensors, meta = copied(optimizer)
+    backward(model)
+    optimizer.restore(tensors, meta)
+    assert all(p.grad is None for p in model.parameters())
 
 
 def test_a_state_before_the_first_step_is_whole_too() -> None:

@@ -51,6 +51,7 @@ def test_everything_in_the_file_stays_and_a_score_is_added(tiny: Path, tmp_path:
             "reward_model": {"style": "mine", "ground_truth": "605"},
             "extra_info": {"index": i},
             "my column": {"note": f"row {i}"},
+            "tools": [{"type": "function", "function": {"name": f"f{i}"}}],
         }
         for i, row in enumerate(ids)
     ]
@@ -62,7 +63,15 @@ def test_everything_in_the_file_stays_and_a_score_is_added(tiny: Path, tmp_path:
     assert [row["response_ids"] for row in written] == ids
     assert [row["response"] for row in written] == ["#605", "#606", "#605"]
     for before, after in zip(rows, written, strict=True):
-        for column in ("prompt", "temperature", "finish_reason", "baseline_score", "ability", "reward_model"):
+        for column in (
+            "prompt",
+            "temperature",
+            "finish_reason",
+            "baseline_score",
+            "ability",
+            "reward_model",
+            "tools",
+        ):
             assert after[column] == before[column]
         assert after["extra_info"] == before["extra_info"]
         assert after["my column"] == before["my column"]

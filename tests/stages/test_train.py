@@ -200,9 +200,10 @@ def test_a_billion_steps_are_counted_at_once(tiny_lm: str, tmp_path: Path) -> No
 
 
 def test_resuming_from_what_is_no_snapshot_of_train_says_what_to_give(tiny_lm: str, tmp_path: Path) -> None:
-    other = Snapshots(tmp_path / "sft").save(3, RunState({"w": torch.zeros(2)}, {"settings": "abc"}))
+    ring = Snapshots(tmp_path / "sft", kind="sft")
+    other = ring.save(3, RunState({"w": torch.zeros(2)}, {"settings": "abc"}))
     for wanted, said in (
-        (str(other), "is a snapshot of another stage than train"),
+        (str(other), "state.json: is of sft, not of train"),
         (f"{tmp_path}/nowhere", "not a whole snapshot"),
     ):
         some = mixed_recipe(tiny_lm, tmp_path, "run").model_copy(update={"resume": wanted})

@@ -101,9 +101,9 @@ class Batch:
     def context(self) -> Mask:
         """Where the columns that travel with a prompt are what they should be."""
         fine = np.ones(self.rows, dtype=np.bool_)
-        for name in (s.REWARD_MODEL, s.EXTRA_INFO):
+        for name in (s.REWARD_MODEL, s.EXTRA_INFO, s.TOOLS):
             column = self.column(name)
-            if not pa.types.is_struct(column.type):
+            if name == s.TOOLS or not pa.types.is_struct(column.type):
                 fine &= ~np.asarray(column.is_valid())
         self.label(s.DATA_SOURCE)
         return fine

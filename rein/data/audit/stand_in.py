@@ -18,7 +18,7 @@ ANY_ID = 2**63 - 1
 class StandIn:
     """Implements protocols.Tokenizer but for saving."""
 
-    chat_template = "one token a text"
+    chat_template = "one token a text, none of the tools"
     eos_token_id: int | None = END
     bos_token_id: int | None = None
     pad_token_id: int | None = None

@@ -3,6 +3,7 @@
 One module a tool; each knows its own columns only. Nothing here writes files.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,9 +19,11 @@ from rein.data.formats.trl import TRL
 from rein.data.formats.verl import VERL
 from rein.data.formats.vllm import VLLM
 from rein.data.parquet import Row
-from rein.errors import ConfigError, DataError
+from rein.errors import ConfigError, DataError, shown
 
 AUTO: Final = "auto"
+COLUMNS_SHOWN, NEAREST_SHOWN, CLOSE = 100, 2, 0.75  # where nothing fits: characters, layouts, likeness
+NO_COLUMNS: Final = {"or", "with", "one", "column", "a", "model", "and", "n"}  # words between the names
 ENOUGH: Final = 0.9  # of the rows looked at: then a more particular layout is theirs, and the others are odd
 FORMATS: Final[dict[str, Format]] = {  # `auto` asks them in this order
     "vllm": VLLM,
@@ -78,12 +81,13 @@ def decide(file: str, rows: Sequence[Row], form: str = AUTO) -> Decision:
 
 
 def _undecidable(file: str, rows: Sequence[Row], form: str) -> DataError:
-    columns = ", ".join(dict.fromkeys(name for row in rows for name in row)) or "none"
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    has = f"columns: {shown(', '.join(columns), COLUMNS_SHOWN) or 'none'}"
     if form == AUTO:
-        choices = "; ".join(f"{name}: {', '.join(named(found.layouts))}" for name, found in FORMATS.items())
+        near = "; ".join(_nearest(columns)) or "none"
         return DataError(
-            f"{file}: no known layout (columns: {columns}); rename its columns or say "
-            f"which with --from: {choices}"
+            f"{file}: no known layout ({has}); nearest: {near}; rename or mend its columns, or see all "
+            f"layouts of a tool with --from {'|'.join(FORMATS)}"
         )
     fitting = [
         name
@@ -92,6 +96,18 @@ def _undecidable(file: str, rows: Sequence[Row], form: str) -> DataError:
     ]
     hint = f"its rows look like {' or '.join(fitting)}" if fitting else "no other format knows them either"
     return DataError(
-        f"{file}: no layout of {form} (columns: {columns}); {hint}; {form} has: "
-        f"{', '.join(named(FORMATS[form].layouts))}"
+        f"{file}: no layout of {form} ({has}); {hint}; {form} has: {', '.join(named(FORMATS[form].layouts))}"
     )
+
+
+def _nearest(columns: Sequence[str]) -> list[str]:
+    """The layouts of which the largest share of columns stands here, under nearly the same names."""
+    near = dict[str, tuple[float, int, str]]()
+    for name, found in FORMATS.items():
+        for layout, said in zip(found.layouts, named(found.layouts), strict=True):
+            wanted = set(re.findall(r"\w+", layout.columns)) - NO_COLUMNS
+            close = sum(bool(get_close_matches(word, columns, n=1, cutoff=CLOSE)) for word in wanted)
+            if close and not layout.refused:
+                near.setdefault(layout.columns, (close / len(wanted), close, f"{name}, {said}"))
+    best = sorted(near.values(), key=lambda one: one[:2], reverse=True)
+    return [said for *_, said in best[:NEAREST_SHOWN]]

@@ -9,6 +9,7 @@ import json
 from typing import Any, Final
 
 from rein.data import cells
+from rein.data import schemas as s
 from rein.data.formats.layout import Source, absent
 from rein.data.rejects import BadRow
 from rein.types import Message
@@ -21,14 +22,11 @@ ROLES: Final = {
     **dict.fromkeys(("tool", "observation", "function", "tool_response", "function_response"), "tool"),
     **dict.fromkeys(("function_call", "tool_call", "function-call"), "call"),
 }
+TOOLS: Final = ("tools", "functions")
 MEDIA: Final = ("images", "image", "videos", "video", "audios", "audio")
 
 THINKING = "reasoning stands in the content as <think> text, for any chat template to show"
 DEVELOPER = "developer turns became system turns"
-TOOLS_UNSEEN = (
-    "tools are kept in extra_info: no stage shows them to the model, so write them into the system turn "
-    "if it is to know them"
-)
 
 
 def turns(value: Any, name: str, source: Source) -> list[Message]:
@@ -69,16 +67,26 @@ def text_only(source: Source) -> None:
         source.leave("empty in every row", name)
 
 
-def keep_tools(source: Source) -> dict[str, Any]:
-    """The tools' descriptions, for extra_info."""
-    value = source.peek("tools", "functions")
-    found = parsed(value) if isinstance(value, str) else value
-    if not found:
-        source.leave("no tools in any row", "tools", "functions")
-        return {}
-    source.take("extra_info", "tools", "functions")
-    source.note(TOOLS_UNSEEN)
-    return {"tools": found}
+def keep_tools(source: Source) -> str | None:
+    """The tools that the row describes. Raises BadRow where they cannot be read."""
+    for name in TOOLS:
+        try:
+            found = tools_text(source.peek(name), name)
+        except BadRow:
+            if name == s.TOOLS:
+                raise
+            continue  # a column of another meaning
+        if found is not None:
+            source.take(s.TOOLS, name)
+            return found
+        source.leave("no tools in any row", name)
+    return None
+
+
+def tools_text(value: Any, name: str = s.TOOLS) -> str | None:
+    """Descriptions of tools as JSON text: in a column of structs their keys would mix."""
+    found = cells.tools(value, name)
+    return None if found is None else json.dumps(found, ensure_ascii=False)
 
 
 def answer_text(message: Message) -> list[Message] | str:

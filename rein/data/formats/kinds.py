@@ -40,7 +40,7 @@ def as_kind(row: Row, kind: Kind, ledger: Ledger) -> list[Row]:
 
 def prompt_name(row: Row) -> str:
     """What tells the row's prompt from others."""
-    return json.dumps(row.get(s.PROMPT) or row.get(s.PROMPT_IDS), ensure_ascii=False, sort_keys=True)
+    return json.dumps([row.get(s.PROMPT) or row.get(s.PROMPT_IDS), row.get(s.TOOLS)], sort_keys=True)
 
 
 def pairs_of(answers: Iterable[Row]) -> Iterator[tuple[Row, int]]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rein.data import cells
 from rein.data import schemas as s
-from rein.data.formats.chat import keep_tools, text_only, turns, with_system
+from rein.data.formats.chat import text_only, turns, with_system
 from rein.data.formats.layout import (
     Format,
     Layout,
@@ -79,20 +79,20 @@ def _instruction(source: Source) -> str | list[Message]:
 
 
 def _alpaca(source: Source) -> list[Row]:
-    prompt, tools = _instruction(source), keep_tools(source)
+    prompt = _instruction(source)
     response = source.take(s.RESPONSE, "output", "response")
     if absent(response) or not str(response).strip():
         raise BadRow("empty answer", "output is empty")
     if isinstance(prompt, list) and any(turn["role"] == "assistant" for turn in prompt):
         answer = {"role": "assistant", "content": cells.text(response, "output")}
-        return [{s.MESSAGES: [*prompt, answer], s.EXTRA_INFO: tools}]
-    return [{s.PROMPT: prompt, s.RESPONSE: cells.text(response, "output"), s.EXTRA_INFO: tools}]
+        return [{s.MESSAGES: [*prompt, answer]}]
+    return [{s.PROMPT: prompt, s.RESPONSE: cells.text(response, "output")}]
 
 
 def _alpaca_ranked(source: Source) -> list[Row]:
-    prompt, tools = _instruction(source), keep_tools(source)
+    prompt = _instruction(source)
     chosen, rejected = (source.take(name, name) for name in (s.CHOSEN, s.REJECTED))
-    return [{**read_pair(source, prompt, chosen, rejected), s.EXTRA_INFO: tools}]
+    return [read_pair(source, prompt, chosen, rejected)]
 
 
 def _alpaca_labeled(source: Source) -> list[Row]:
@@ -111,21 +111,19 @@ def _messages(source: Source, to: str) -> list[Message]:
 
 
 def _sharegpt(source: Source) -> list[Row]:
-    tools = keep_tools(source)
-    return [{s.MESSAGES: _messages(source, s.MESSAGES), s.EXTRA_INFO: tools}]
+    return [{s.MESSAGES: _messages(source, s.MESSAGES)}]
 
 
 def _sharegpt_ranked(source: Source) -> list[Row]:
-    tools, prompt = keep_tools(source), _messages(source, s.PROMPT)
+    prompt = _messages(source, s.PROMPT)
     chosen, rejected = (_side(source.take(name, name)) for name in (s.CHOSEN, s.REJECTED))
-    return [{**read_pair(source, prompt, chosen, rejected), s.EXTRA_INFO: tools}]
+    return [read_pair(source, prompt, chosen, rejected)]
 
 
 def _two_conversations(source: Source) -> list[Row]:
-    tools = keep_tools(source)
     text_only(source)
     chosen, rejected = (source.take(name, f"{name}_messages") for name in (s.CHOSEN, s.REJECTED))
-    return [{**read_pair(source, None, chosen, rejected), s.EXTRA_INFO: tools}]
+    return [read_pair(source, None, chosen, rejected)]
 
 
 def _sharegpt_labeled(source: Source) -> list[Row]:

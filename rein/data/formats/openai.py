@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rein.data import schemas as s
-from rein.data.formats.chat import answer_text, keep_tools, parsed, text_only, turns
+from rein.data.formats.chat import answer_text, parsed, text_only, turns
 from rein.data.formats.layout import (
     Format,
     Layout,
@@ -32,6 +32,7 @@ from rein.data.formats.openai_requests import (
     prompt_of,
     request_of,
     response_of,
+    tools_in,
 )
 from rein.data.formats.preferences import read_pair
 from rein.data.parquet import Row
@@ -77,6 +78,7 @@ def _answered(source: Source) -> list[Row]:
     source.leave("read from the response or the request", "model")
     common = {
         s.PROMPT: prompt,
+        s.TOOLS: tools_in(request),
         s.BEHAVIOR_POLICY: model if isinstance(model, str) else None,
         s.REWARD_MODEL: truth(source.take("reward_model.ground_truth", *TRUTHS)),
         s.TEMPERATURE: temperature_of(source, request),
@@ -154,30 +156,28 @@ def _asked(source: Source) -> list[Row]:
     if prompt is None:
         raise BadRow("no prompt", "the request's prompt is token ids, and a prompts file holds text")
     source.leave(BOOKKEEPING, *ENVELOPE)
-    return [{s.PROMPT: prompt}]
+    return [{s.PROMPT: prompt, s.TOOLS: tools_in(body)}]
 
 
 def _pair(source: Source) -> list[Row]:
     """Preference fine-tuning: input.messages, preferred_output, non_preferred_output."""
     asked = body_of(source.take(s.PROMPT, "input"))
     prompt = turns(asked.get("messages"), "input.messages", source)
-    tools = {"tools": asked["tools"]} if asked.get("tools") else {}
     one = source.take(s.CHOSEN, "preferred_output")
     other = source.take(s.REJECTED, "non_preferred_output")
-    return [{**read_pair(source, prompt, one, other), s.EXTRA_INFO: tools}]
+    return [{**read_pair(source, prompt, one, other), s.TOOLS: tools_in(asked)}]
 
 
 def _fine_tuning(source: Source) -> list[Row]:
     """Messages; where weights leave only the last answer to be trained, a prompt and that answer."""
     text_only(source)
-    tools = keep_tools(source)
     value = source.take(s.MESSAGES, "messages")
     messages = turns(value, "messages", source)
     source.leave("how many calls a turn may hold, which is no matter of training", "parallel_tool_calls")
     answers = [i for i, turn in enumerate(messages) if turn["role"] == "assistant"]
     idle = [i for i in answers if isinstance(value, list) and value[i].get("weight") == 0]
     if not idle:
-        return [{s.MESSAGES: messages, s.EXTRA_INFO: tools}]
+        return [{s.MESSAGES: messages}]
     if answers[-1] in idle or len(idle) != len(answers) - 1:
         raise BadRow(
             "turns of weight 0",
@@ -185,7 +185,7 @@ def _fine_tuning(source: Source) -> list[Row]:
         )
     last = answers[-1]
     source.note("answers of weight 0 are part of the prompt, the last is the response")
-    return [{s.PROMPT: messages[:last], s.RESPONSE: answer_text(messages[last]), s.EXTRA_INFO: tools}]
+    return [{s.PROMPT: messages[:last], s.RESPONSE: answer_text(messages[last])}]
 
 
 OPENAI: Final = Format(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rein.data import schemas as s
-from rein.data.formats.chat import parsed, turns
+from rein.data.formats.chat import TOOLS, parsed, tools_text, turns
 from rein.data.formats.layout import Source, first_of, is_text, is_turns
 from rein.data.rejects import BadRow
 from rein.types import Message
@@ -86,14 +86,16 @@ def request_of(source: Source) -> dict[str, Any]:
     return body_of(held)
 
 
+def tools_in(request: Mapping[str, Any]) -> str | None:
+    """The tools that a request describes."""
+    return tools_text(first_of(dict(request), *TOOLS))
+
+
 def prompt_of(
     request: Mapping[str, Any], source: Source
 ) -> tuple[list[Message] | str | None, list[int] | None]:
     """Messages, text, or the ids of a prompt."""
     if is_turns(request.get("messages")):
-        for name in ("tools", "functions"):
-            if request.get(name):
-                source.note("the request's tools are not carried: no stage shows them to the model")
         return turns(request["messages"], "messages", source), None
     value = request.get("prompt")
     if isinstance(value, list) and len(value) == 1:

@@ -14,7 +14,7 @@ _TURNS: Final = (s.PROMPT, s.RESPONSE, s.CHOSEN, s.REJECTED, s.MESSAGES)
 
 def _reader(names: list[str]) -> Callable[[Source], list[Row]]:
     def read(source: Source) -> list[Row]:
-        row: dict[str, Any] = {name: source.take(name, name) for name in names}
+        row: dict[str, Any] = {name: source.take(name, name) for name in names if name != s.TOOLS}
         for name in _TURNS:
             if row.get(name) is not None:
                 read_as = turns if name == s.MESSAGES else text_or_turns

@@ -3,7 +3,7 @@
 from typing import Final
 
 from rein.data import schemas as s
-from rein.data.formats.chat import keep_tools, text_only, text_or_turns, turns
+from rein.data.formats.chat import text_only, text_or_turns, turns
 from rein.data.formats.layout import (
     Format,
     Layout,
@@ -23,6 +23,10 @@ from rein.data.parquet import Row
 from rein.data.rejects import BadRow
 
 SCORES: Final = ("score", "reward", "rewards")
+SCALED = (
+    "the margin is score_chosen - score_rejected, in their scale: the reward model learns it as it stands"
+)
+SIDE_SCORES: Final = ("score_chosen", "score_rejected")  # of pairs: their difference is the margin
 ELSEWHERE: Final = ("conversations", "instruction", "question", "query", "input", "context_messages")
 
 
@@ -45,11 +49,16 @@ def _completed(row: Row) -> bool:
 
 def _preference(source: Source) -> list[Row]:
     text_only(source)
-    tools = keep_tools(source)
     if source.peek(s.MESSAGES) == source.row.get(s.CHOSEN):
         source.leave("the same as chosen", s.MESSAGES)
     row = read_ranked(source, (s.PROMPT,))
-    return [{**row, s.EXTRA_INFO: tools}]
+    chosen, rejected = (source.peek(name) for name in SIDE_SCORES)
+    if s.MARGIN not in source.row and is_number(chosen) and is_number(rejected):
+        row[s.MARGIN] = chosen - rejected
+        source.note(SCALED)
+        for name in SIDE_SCORES:
+            source.take(s.MARGIN, name)
+    return [row]
 
 
 def _prompt_apart(source: Source) -> list[Row]:
@@ -60,14 +69,12 @@ def _prompt_apart(source: Source) -> list[Row]:
 
 def _completion(source: Source) -> Row:
     text_only(source)
-    tools = keep_tools(source)
     value = source.take(s.RESPONSE, "completion")
     if absent(value):
         raise BadRow("no response", "completion is missing")
     return {
         s.PROMPT: text_or_turns(source.take(s.PROMPT, s.PROMPT), s.PROMPT, source),
         s.RESPONSE: text_or_turns(value, "completion", source),
-        s.EXTRA_INFO: tools,
     }
 
 
@@ -86,15 +93,13 @@ def _scored(source: Source) -> list[Row]:
 
 def _conversation(source: Source) -> list[Row]:
     text_only(source)
-    tools = keep_tools(source)
-    return [{s.MESSAGES: turns(source.take(s.MESSAGES, s.MESSAGES), s.MESSAGES, source), s.EXTRA_INFO: tools}]
+    return [{s.MESSAGES: turns(source.take(s.MESSAGES, s.MESSAGES), s.MESSAGES, source)}]
 
 
 def _prompt_only(source: Source) -> list[Row]:
     text_only(source)
-    tools = keep_tools(source)
     prompt = text_or_turns(source.take(s.PROMPT, s.PROMPT), s.PROMPT, source)
-    return [{s.PROMPT: prompt, s.EXTRA_INFO: tools}]
+    return [{s.PROMPT: prompt}]
 
 
 def _never(source: Source) -> list[Row]:

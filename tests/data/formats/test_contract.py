@@ -16,6 +16,7 @@ from rein.data.formats.kinds import KINDS_OF, as_kind
 from rein.data.formats.layout import Layout, Ledger, Source
 from rein.data.rejects import BadRow
 from rein.data.schemas import Kind
+from rein.errors import DataError
 
 TALK = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
 CHAT = [user("q"), assistant("a")]
@@ -248,3 +249,29 @@ def test_a_demonstration_ends_in_an_answer(convert: Convert) -> None:
     assert [(r["where"], r["reason"]) for r in found.rejects] == [
         ("in0.jsonl row 1", "the last message is a user turn")
     ]
+
+
+@pytest.mark.parametrize(
+    ("row", "near"),
+    [
+        (
+            {"prompts": 1, "chosen": 2, "reject": 3},
+            "trl, preferences, prompt apart (prompt, chosen, rejected)",
+        ),
+        ({"instructions": 1, "inputs": 2, "outputs": 3}, "llamafactory, alpaca (instruction, input, output)"),
+        ({"chosen_message": 1}, "llamafactory, two conversations (chosen_messages, rejected_messages)"),
+        ({"input": 1, "output": 2, "step": 3, "x": 4}, "verl, rollout dump (input, output, score, step)"),
+        ({f"column_{i:03d}": i for i in range(500)}, "none"),
+    ],
+)
+def test_a_file_of_no_known_layout_is_told_the_nearest_in_a_short_line(
+    row: dict[str, Any], near: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        decide("rows.jsonl", [row])
+    said = str(caught.value)
+    assert near in said.partition("nearest: ")[2]
+    assert f"(columns: {next(iter(row))}" in said
+    assert said.endswith("--from vllm|openai|verl|llamafactory|trl|rein|solutions|openrlhf")
+    assert len(said) <= 430
+    assert said.isprintable()

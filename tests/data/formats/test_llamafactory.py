@@ -80,8 +80,8 @@ def test_function_calls_and_observations_become_tool_calls_and_tool_turns(conver
         {"role": "tool", "content": "3 hits"},
         assistant("3"),
     ]
-    assert made.row["extra_info"] == {"tools": tools}
-    assert "no stage shows them to the model" in made.said
+    assert json.loads(made.row["tools"]) == [{"type": "function", "function": tools[0]}]
+    assert "tools -> tools" in made.said
 
 
 def test_a_call_that_is_no_json_is_named(convert: Convert) -> None:

@@ -1,5 +1,8 @@
 """TRL's dataset types, standard and conversational."""
 
+import math
+from typing import Any
+
 import pytest
 from formats_made import Convert, assistant, system, user
 
@@ -42,7 +45,8 @@ def test_conversations_beside_their_prompt_are_cut_where_they_part(convert: Conv
         "prompt": [user(SKY)],
         "chosen": BLUE,
         "rejected": GREEN,
-        "extra_info": {"prompt_id": "ab", "score_chosen": 8.0, "score_rejected": 6.5},
+        "margin": 1.5,
+        "extra_info": {"prompt_id": "ab"},
     }
     assert "messages not carried: the same as chosen" in made.said
 
@@ -60,6 +64,29 @@ def test_a_transcript_with_marks_becomes_messages(convert: Convert) -> None:
 def test_a_margin_is_carried(convert: Convert) -> None:
     made = convert([{"prompt": "p", "chosen": "a", "rejected": "b", "margin": 0.5}])
     assert made.row["margin"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("scores", "margin"),
+    [((8, 6.5), 1.5), ((2, 3), -1.0), ((8, None), None), ((8, math.nan), None), (("8", 6), None)],
+)
+def test_two_finite_scores_are_a_margin_and_others_stay_beside(
+    scores: tuple[Any, Any], margin: float | None, convert: Convert
+) -> None:
+    chosen, rejected = scores
+    pair = {"prompt": "p", "chosen": "a", "rejected": "b", "score_chosen": chosen, "score_rejected": rejected}
+    made = convert([pair])
+    assert made.row.get("margin") == margin
+    to = "extra_info" if margin is None else "margin"
+    assert f"score_chosen -> {to}\n" in made.said
+    assert ("in their scale" in made.said) == (margin is not None)
+
+
+def test_a_margin_that_is_given_holds_over_the_scores(convert: Convert) -> None:
+    pair = {"prompt": "p", "chosen": "a", "rejected": "b", "score_chosen": 8.0, "score_rejected": 6.5}
+    made = convert([pair | {"margin": 0.5}])
+    assert made.row["margin"] == 0.5
+    assert made.row["extra_info"] == {"score_chosen": 8.0, "score_rejected": 6.5}
 
 
 def test_labeled_rows_are_trajectories_scored_1_and_0(convert: Convert) -> None:

@@ -144,3 +144,12 @@ def test_what_was_not_finished_is_named(convert: Convert) -> None:
     assert [r["kind"] for r in made.rejects] == ["unfinished", "unfinished"]
     with pytest.raises(DataError, match="the request was not finished"):
         convert(rows, bad=0.5)
+
+
+def test_each_answer_of_a_row_has_the_row_s_context(convert: Convert) -> None:
+    context = {"data_source": "d", "reward_model": {"ground_truth": "3"}, "extra_info": {"k": 1}, "mine": 2}
+    made = convert([{"prompt": "q", "outputs": [output(), output(text="3")], **context}])
+    assert [row["response"] for row in made.rows] == ["2", "3"]
+    for row in made.rows:
+        assert (row["data_source"], row["reward_model"]) == ("d", {"ground_truth": "3"})
+        assert row["extra_info"] == {"k": 1, "mine": 2}
