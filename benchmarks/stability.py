@@ -172,9 +172,7 @@ def recipe_for(base: Path, seed: int, folder: Path, name: str, setup: Setup, gua
     if guards == "off" and "preset" in Guards.model_fields:
         words.append("guards.preset=off")
     own = {word.partition("=")[0] for word in setup.words}
-    return made(
-        [*words, *(word for word in HEALTHY if word.partition("=")[0] not in own), *setup.words]
-    )
+    return made([*words, *(word for word in HEALTHY if word.partition("=")[0] not in own), *setup.words])
 
 
 def hostile_run(recipe: Recipe, setup: Setup, seed: str) -> dict[str, Any]:

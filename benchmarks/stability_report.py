@@ -82,13 +82,15 @@ def _shares(hostile: Sequence[Run], gains: dict[int, float]) -> Iterator[str]:
         finite = sum(run["end"] is not None for run in own)
         yield (
             f"- Guards {guards}: {sum(map(stable, own))} of {len(own)} runs are stable, {finite} end with "
-            f"finite weights; of the set-ups that can be saved (*), {sum(kept)} of {len(kept)} runs keep half "
-            "of what the healthy run of their seed gains."
+            f"finite weights; of the set-ups that can be saved (*), {sum(kept)} of {len(kept)} runs keep "
+            "half of what the healthy run of their seed gains."
         )
 
 
 def _healthy(runs: Sequence[Run]) -> str:
-    by_guards = {guards: {run["seed"]: run for run in _of(runs, HEALTHY_NAME, guards)} for guards in ("on", "off")}
+    by_guards = {
+        guards: {run["seed"]: run for run in _of(runs, HEALTHY_NAME, guards)} for guards in ("on", "off")
+    }
     seeds = sorted(by_guards["on"].keys() & by_guards["off"].keys())
     if not seeds:
         return "The healthy set-up was not run with guards on and off."
@@ -97,8 +99,9 @@ def _healthy(runs: Sequence[Run]) -> str:
     for guards, some in (("on", on), ("off", off)):
         ends = [run["end"] or 0.0 for run in some]
         body.append([guards, *(f"{end:.3f}" for end in ends), f"{mean(ends):.3f}"])
-    taken = sum(sum(run["actions"].values()) for run in on)
-    said = f"The healthy set-up on {len(seeds)} seeds; the guards took {taken} actions:"
+    taken = sum(count for run in on for action, count in run["actions"].items() if action != "alert")
+    alerts = sum(run["actions"].get("alert", 0) for run in on)
+    said = f"The healthy set-up on {len(seeds)} seeds; the guards took {taken} actions ({alerts} alerts):"
     return f"{said}\n\n{table(['guards', *(f'seed {seed}' for seed in seeds), 'mean'], body)}"
 
 
