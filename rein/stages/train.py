@@ -20,7 +20,7 @@ from rein.guards.decide import GRAVITY
 from rein.runtime.interrupt import Interrupt, deferred
 from rein.stages.train_job import Job
 from rein.stages.train_open import open_job
-from rein.stages.train_reins import LEAVE
+from rein.stages.train_reins import LEAVE, SETTLED
 from rein.tracking.console import Advance, Console
 from rein.types import Action, Experience, Metrics, Update, Verdict
 
@@ -67,8 +67,9 @@ def train(job: Job, interrupt: Interrupt, advance: Advance) -> None:
         leave_if(interrupt, job, experience)
 
     if not job.validated:
-        job.validate_start(between)
+        verdict = job.validate_start(between)
         reins.start()
+        obey(job, verdict, None, advance)
     job.maker.between = between
     for experience in experiences(job):
         if job.cursor.batch == job.cursor.update == 0 and not reins.rollbacks:
@@ -76,6 +77,8 @@ def train(job: Job, interrupt: Interrupt, advance: Advance) -> None:
         verdict = reins.after(experience.metrics)
         if verdict.action is Action.CONTINUE and not reins.anew:
             verdict = updates(job, experience, between, advance)
+        else:
+            job.log(experience.metrics)
         if verdict.action is Action.CONTINUE and not reins.anew:
             verdict = job.after_batch(len(experience.rows), partial(between, experience))
         obey(job, verdict, experience, advance)
@@ -122,8 +125,7 @@ def one_update(job: Job, update: Update, experience: Experience) -> tuple[Verdic
     learner.discard(role)
     if verdict.action is Action.STOP_EPOCHS:
         job.dropped.add(role)
-    settled = verdict.action in (Action.SKIP, Action.STOP_EPOCHS)
-    return (Verdict() if settled else verdict), metrics
+    return (Verdict() if verdict.action in SETTLED else verdict), metrics
 
 
 def obey(job: Job, verdict: Verdict, experience: Experience | None, advance: Advance) -> None:

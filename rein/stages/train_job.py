@@ -199,15 +199,16 @@ class Job:
         known = self.last | metrics
         return " ".join(f"{short} {known[name]:.4g}" for short, name in shown.items() if name in known)
 
-    def validate_start(self, between: Callable[[], None]) -> None:
+    def validate_start(self, between: Callable[[], None]) -> Verdict:
         """Probe and held-out score of the start policy: what later ones are held against."""
         metrics = self.probe.measure()
         if self.recipe.trainer.val_before_train:
             metrics |= self._validate(between)
-        self.reins.after(metrics)
+        verdict = self.reins.after(metrics)
         self._take_best(metrics)
-        self.validated = True
+        self.validated, self.dropped = True, set()
         self.log(metrics)
+        return verdict
 
     def _validate(self, between: Callable[[], None]) -> Metrics:
         return {} if self.validator is None else self.validator.measure(lambda _: between())

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rein.stages.train_job import Job
 
 LEAVE = (Action.REFRESH, Action.PAUSE, Action.STOP)
+SETTLED = (Action.SKIP, Action.STOP_EPOCHS)  # done with when their update, or their batch's, are left out
 JSON = dict[str, Any]
 
 
@@ -54,12 +55,17 @@ class Reins:
         return verdict
 
     def after(self, metrics: Metrics) -> Verdict:
-        """Of a batch, a probe or a validation; a healthy probe confirms older snapshots."""
+        """Of a batch, a probe or a validation; a healthy probe confirms older snapshots.
+
+        stop_epochs leaves out what the batch has left of both roles; there is nothing to skip.
+        """
         softer = self.soft
         verdict = self._judge(metrics, ())
         if KL in metrics and verdict.action is Action.CONTINUE:
             self._healthy(softened=self.soft != softer)
-        return verdict
+        if verdict.action is Action.STOP_EPOCHS:
+            self.job.dropped |= set(self.job.learner.optimizers)
+        return Verdict() if verdict.action in SETTLED else verdict
 
     def _judge(self, metrics: Metrics, rows: Sequence[Trajectory]) -> Verdict:
         verdicts = decide(self.guards, metrics)
