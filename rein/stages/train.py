@@ -135,7 +135,7 @@ def obey(job: Job, verdict: Verdict, experience: Experience | None, advance: Adv
         job.reins.rollback(verdict)
         advance(job.cursor.done - done)
     elif verdict.action in LEAVE:
-        job.save(experience)
+        job.save(experience, point=False)
         job.reins.leave(verdict.action, verdict.reason)
 
 
@@ -206,7 +206,7 @@ def fit_critic(job: Job, interrupt: Interrupt, advance: Advance) -> None:
 def leave_if(interrupt: Interrupt, job: Job, experience: Experience | None) -> None:
     """After Ctrl-C or SIGTERM: save between two updates and say how to go on."""
     if interrupt:
-        job.save(experience)
+        job.save(experience, point=False)  # a run that is not broken off has no such point
         raise Interrupted(
             f"train: stopped after update {job.cursor.done} of {job.total_updates}, state saved; "
             "the same command goes on from here",

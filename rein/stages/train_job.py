@@ -247,6 +247,8 @@ class Job:
         due = trainer.save_freq > 0 and step % trainer.save_freq == 0
         if last or due or (better and self.reins.acts):
             self.save(None)
+        else:
+            self.reins.keep(None)
         return verdict
 
     @functools.cached_property
@@ -254,11 +256,12 @@ class Job:
         """What a resumed run must share with the one that was saved: made once, for it reads every row."""
         return settings(self)
 
-    def save(self, experience: Experience | None) -> None:
-        """Snapshot the whole run state, unless this very state is saved already."""
+    def save(self, experience: Experience | None, *, point: bool = True) -> None:
+        """Snapshot the whole run state, unless this very state is saved already; `point`: to go back to."""
         if self.saved_at != self.cursor:
             number = self.cursor.number
-            self.reins.saved(number)
+            if point:
+                self.reins.saved(number)
             self.snapshots.save(number, run_state(self, experience), protect=self.reins.protected)
             self.saved_at = dataclasses.replace(self.cursor)
 
