@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from rein.config import paths
@@ -125,19 +124,8 @@ class Job:
         return self._plan(batch // self.per_epoch)[batch % self.per_epoch]
 
     def rows_of(self, batch: int) -> list[Trajectory]:
-        """The rows of a batch: a function of the data seed and the batch's number alone.
-
-        A row that guards left out stays, with nothing counted, so that plans stay as they are.
-        """
-        rows, excluded = [self.train_rows[i] for i in self._rows_of(batch)], self.reins.excluded
-        if not excluded:
-            return rows
-        return [
-            dataclasses.replace(row, response_mask=np.zeros_like(row.response_mask))
-            if row.key in excluded
-            else row
-            for row in rows
-        ]
+        """The rows of a batch: a function of the data seed and the batch's number alone."""
+        return self.reins.counted([self.train_rows[i] for i in self._rows_of(batch)])
 
     def updates_of(self, rows: list[Trajectory], batch: int) -> list[Update]:
         """The plan of a batch's updates; data.keep_groups keeps a prompt's rows in one of them."""
@@ -151,7 +139,7 @@ class Job:
         seed = derive(self.recipe.data_seed, "fit")
         order = epoch_order(len(self.train_rows), seed, step // per_epoch, True)
         begin = (step % per_epoch) * size
-        rows = [self.train_rows[i] for i in order[begin : begin + size]]
+        rows = self.reins.counted([self.train_rows[i] for i in order[begin : begin + size]])
         returns, mask = self.maker.stored_returns(rows)
         zeros = torch.zeros_like(returns)
         return Experience(rows, mask, torch.ones(len(rows)), zeros, zeros, returns=returns)

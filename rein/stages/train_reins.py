@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rein.errors import CheckpointError, GuardStop, OutOfMemory
 from rein.guards.decide import decide
 from rein.guards.presets import KL, acts, guards_of
@@ -129,6 +131,17 @@ class Reins:
         )
         if self.webhook is not None and (trouble := self.webhook.post(line | {"out": job.recipe.out})):
             job.console.say(f"warning: {trouble}")
+
+    def counted(self, rows: list[Trajectory]) -> list[Trajectory]:
+        """The rows; what guards left out stays, with nothing counted, so that plans stay as they are."""
+        if not self.excluded:
+            return rows
+        return [
+            dataclasses.replace(row, response_mask=np.zeros_like(row.response_mask))
+            if row.key in self.excluded
+            else row
+            for row in rows
+        ]
 
     # snapshots
 
