@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rein.commands.check_audit import as_planned, audited
+from rein.commands.check_guards import guards_line
 from rein.commands.check_memory import Parts, Shape, estimate, sizes
 from rein.commands.check_plan import Plan, open_encoder, plan_all
 from rein.config import paths
@@ -51,6 +52,8 @@ def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str
         console.say(f"  {line}")
     for role, shape in shapes.items():
         console.say(f"  {role}: {_millions(shape)}")
+    if "train" in plans:
+        console.say(guards_line(recipe, plans["train"], memory.get("train")))
     said, warned = audited(given)
     for line in said:
         console.say(f"  {line}")

@@ -113,7 +113,9 @@ def _train(recipe: Recipe, shapes: dict[str, Shape | None], plan: Plan, size: in
     if not recipe.actor.use_dynamic_bsz:
         budget = (recipe.actor.ppo_micro_batch_size or 1) * plan.longest
     tokens = _tokens(plan, recipe.actor.ppo_mini_batch_size, budget)
-    trained = [_trained(recipe, actor)] + ([_trained(recipe, critic)] if critic else [])
+    trained = [_trained(recipe, actor)]
+    if critic:
+        trained.append(_trained(recipe, critic) if recipe.model.lora_rank else _scalar(critic))
     weights = _held(recipe, actor) + actor.vocabulary * actor.hidden  # the probe keeps the reference's head
     exact = sums_over_vocabulary(recipe)
     weights += actor.parameters if exact and not recipe.model.lora_rank else 0  # the reference, frozen

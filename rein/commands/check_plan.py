@@ -37,6 +37,7 @@ class Plan:
     mean_tokens: float = 0.0
     longest: int = 0
     prompts: int = 0
+    batches: int = 0  # of train
     trainable: int | None = None  # of rows that score reads: what the hold-out leaves; None: not counted
     work: str = ""  # what it does, in words
     tokens: float = 0.0  # that go through a model
@@ -145,7 +146,8 @@ def _train(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
             *notes,
             f"validation on {min(len(held_out.rows), recipe.trainer.val_prompts)} prompts of data.val_files",
         )
-    return replace(_worked(plan, work, passes * plan.mean_tokens), notes=(*plan.notes, *notes))
+    plan = _worked(plan, work, passes * plan.mean_tokens)
+    return replace(plan, batches=_batches(recipe, rows), notes=(*plan.notes, *notes))
 
 
 def _mixed(recipe: Recipe, encoder: Encoder) -> tuple[str, ...]:
@@ -160,10 +162,15 @@ def _mixed(recipe: Recipe, encoder: Encoder) -> tuple[str, ...]:
     return (f"sft.share {sft.share:g}: {beside:.3g} of {len(loaded.rows)} demonstrations to an actor update",)
 
 
+def _batches(recipe: Recipe, rows: int) -> int:
+    trainer = recipe.trainer
+    return trainer.total_training_steps or trainer.total_epochs * ceil(rows / recipe.data.train_batch_size)
+
+
 def _updates(recipe: Recipe, rows: int) -> tuple[str, float, tuple[str, ...]]:
     """What training does in words, how many rows go through a model in it, and what each batch size means."""
     data, actor, critic, trainer = recipe.data, recipe.actor, recipe.critic, recipe.trainer
-    batches = trainer.total_training_steps or trainer.total_epochs * ceil(rows / data.train_batch_size)
+    batches = _batches(recipe, rows)
     per_batch = min(data.train_batch_size, rows)
     sizes = {"actor": (actor.ppo_mini_batch_size, actor.ppo_epochs)}
     if "critic" in needs(recipe):

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from rein.report import charts
+from rein.report import charts, events
 
 MOST_SAMPLES = 24
 LONGEST_TEXT = 4000  # characters of an answer that are shown
@@ -32,6 +32,7 @@ class Page:
         default_factory=dict
     )  # stage -> lines of metrics.jsonl
     manifests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # stage -> manifest.json
+    journal: Sequence[Mapping[str, Any]] | None = None  # its standing lines; None: nothing was trained
     settings: Mapping[str, Any] = field(default_factory=dict)  # the resolved recipe
     defaults: Mapping[str, Any] = field(default_factory=dict)  # what it would be without a recipe
 
@@ -45,13 +46,16 @@ def render(page: Page) -> str:
     )
     environment.filters |= {"number": number, "percent": percent, "seconds": seconds}
     drawn = {stage: charts.draw(stage, page.metrics.get(stage, [])) for stage in charts.CHARTS}
+    guards = None if page.journal is None else events.section(page.journal)
+    on_curves = {name: guards[name] for name in ("marks", "undone")} if guards else {}
     return environment.get_template(TEMPLATE).render(
         title=page.title,
         outcome=outcome(page.evaluation),
         comparison=comparison(page.evaluation),
         sources=by_source(page.evaluation),
         drawn=drawn,
-        chart_data=json_for_script(drawn),
+        guards=guards,
+        chart_data=json_for_script({**drawn, "guards": on_curves}),
         funnel=funnel(page.manifests),
         samples=samples(page.answers),
         answers_total=len(page.answers),

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rein import manifest
+from rein import journal, manifest
 from rein.config import paths
 from rein.config.load import resolved
 from rein.config.recipe import Recipe
@@ -41,6 +41,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         answers=answers,
         metrics=metrics,
         manifests=manifests,
+        journal=_events(folders["train"]) if "train" in manifests or metrics["train"] else None,
         settings=resolved(recipe),
         defaults=resolved(Recipe()),
     )
@@ -49,6 +50,11 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         draft.write_text(render(page), encoding="utf-8", errors="replace")
     console.say(f"report: {target}")
     return {"report": str(target), "stages": list(manifests)}
+
+
+def _events(folder: Path) -> list[dict[str, Any]]:
+    """What guards said and did, without what a resumed run went through again."""
+    return journal.standing(journal.read(folder / "journal.jsonl"))
 
 
 def _evaluation(folder: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:

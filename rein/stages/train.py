@@ -20,7 +20,7 @@ from rein.guards.decide import GRAVITY
 from rein.runtime.interrupt import Interrupt, deferred
 from rein.stages.train_job import Job
 from rein.stages.train_open import open_job
-from rein.stages.train_reins import LEAVE, SETTLED
+from rein.stages.train_reins import LEAVE
 from rein.tracking.console import Advance, Console
 from rein.types import Action, Experience, Metrics, Update, Verdict
 
@@ -129,7 +129,8 @@ def one_update(job: Job, update: Update, experience: Experience) -> tuple[Verdic
     learner.discard(role)
     if verdict.action is Action.STOP_EPOCHS:
         job.dropped.add(role)
-    return (Verdict() if verdict.action in SETTLED else verdict), metrics
+    settled = verdict.action in (Action.SKIP, Action.STOP_EPOCHS)
+    return (Verdict() if settled else verdict), metrics
 
 
 def obey(job: Job, verdict: Verdict, experience: Experience | None, advance: Advance) -> None:

@@ -31,7 +31,7 @@ from rein.runtime.single import SingleMesh
 from rein.snapshots import Snapshots
 from rein.stages.tokens import FACT
 from rein.stages.train_reins import Reins
-from rein.stages.train_rows import Rows
+from rein.stages.train_rows import Rows, without
 from rein.stages.train_state import Cursor, run_state, settings
 from rein.tracking.console import Console
 from rein.tracking.fanout import Fanout
@@ -125,7 +125,7 @@ class Job:
 
     def rows_of(self, batch: int) -> list[Trajectory]:
         """The rows of a batch: a function of the data seed and the batch's number alone."""
-        return self.reins.counted([self.train_rows[i] for i in self._rows_of(batch)])
+        return without([self.train_rows[i] for i in self._rows_of(batch)], self.reins.excluded)
 
     def updates_of(self, rows: list[Trajectory], batch: int) -> list[Update]:
         """The plan of a batch's updates; data.keep_groups keeps a prompt's rows in one of them."""
@@ -139,7 +139,7 @@ class Job:
         seed = derive(self.recipe.data_seed, "fit")
         order = epoch_order(len(self.train_rows), seed, step // per_epoch, True)
         begin = (step % per_epoch) * size
-        rows = self.reins.counted([self.train_rows[i] for i in order[begin : begin + size]])
+        rows = without([self.train_rows[i] for i in order[begin : begin + size]], self.reins.excluded)
         returns, mask = self.maker.stored_returns(rows)
         zeros = torch.zeros_like(returns)
         return Experience(rows, mask, torch.ones(len(rows)), zeros, zeros, returns=returns)

@@ -10,8 +10,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rein.errors import CheckpointError, GuardStop, OutOfMemory
 from rein.guards.decide import decide
 from rein.guards.presets import KL, acts, guards_of
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from rein.stages.train_job import Job
 
 LEAVE = (Action.REFRESH, Action.PAUSE, Action.STOP)
-SETTLED = (Action.SKIP, Action.STOP_EPOCHS)  # done with when their update, or their batch's, are left out
 JSON = dict[str, Any]
 
 
@@ -50,7 +47,7 @@ class Reins:
 
     def before(self, metrics: Metrics, rows: Sequence[Trajectory]) -> Verdict:
         """Of an update that is not applied yet: the gravest verdict, the remedies of all of them taken."""
-        verdict = self._judge(metrics, rows)
+        verdict = self._judge(decide(self.guards, metrics), metrics, rows, self.job.cursor.number + 1)
         if verdict.action is not Action.CONTINUE:
             self.skipped += 1
             metrics["guard/skipped"] = self.skipped
@@ -59,22 +56,25 @@ class Reins:
     def after(self, metrics: Metrics) -> Verdict:
         """Of a batch, a probe or a validation; a healthy probe confirms older snapshots.
 
-        stop_epochs leaves out what the batch has left of both roles; there is nothing to skip.
+        stop_epochs drops what is left of the batch's updates, of both roles.
         """
         softer = self.soft
-        verdict = self._judge(metrics, ())
+        verdicts = [_too_late(verdict) for verdict in decide(self.guards, metrics)]
+        verdict = self._judge(verdicts, metrics, (), self.job.cursor.number)
         if KL in metrics and verdict.action is Action.CONTINUE:
             self._healthy(softened=self.soft != softer)
         if verdict.action is Action.STOP_EPOCHS:
             self.job.dropped |= set(self.job.learner.optimizers)
-        return Verdict() if verdict.action in SETTLED else verdict
+            return Verdict()
+        return verdict
 
-    def _judge(self, metrics: Metrics, rows: Sequence[Trajectory]) -> Verdict:
-        verdicts = decide(self.guards, metrics)
+    def _judge(
+        self, verdicts: list[Verdict], metrics: Metrics, rows: Sequence[Trajectory], number: int
+    ) -> Verdict:
         if verdicts and verdicts[0].action is Action.ROLLBACK:
             del verdicts[1:]  # what lighter ones saw is undone with it
         for verdict in verdicts:
-            self._take(verdict, rows)
+            self._take(verdict, rows, number)
         metrics |= {f"guard/{verdict.rule}": verdict.value for verdict in verdicts}
         return verdicts[0] if verdicts else Verdict()
 
@@ -89,7 +89,7 @@ class Reins:
             self.calm = 0
             self._soften(relaxed(self.soft), "decay", reason=f"{self.settings.calm} healthy probes")
 
-    def _take(self, verdict: Verdict, rows: Sequence[Trajectory]) -> None:
+    def _take(self, verdict: Verdict, rows: Sequence[Trajectory], number: int) -> None:
         """Its remedies, and one line of what it said and what changed."""
         before, self.soft = self.soft, soften(self.soft, verdict.remedies)
         excluded = [row.key for row in rows] if ("exclude_rows", True) in verdict.remedies else []
@@ -97,6 +97,7 @@ class Reins:
         self.anew |= self.soft.reward_clip != before.reward_clip
         self._event(
             "verdict",
+            number,
             rule=verdict.rule,
             metric=verdict.metric,
             value=verdict.value,
@@ -111,7 +112,7 @@ class Reins:
     def _soften(self, soft: Softening, kind: str, **facts: Any) -> None:
         before, self.soft = self.soft, soft
         if moved := changed(before, soft):
-            self._event(kind, changed=moved, **facts)
+            self._event(kind, self.job.cursor.number, changed=moved, **facts)
             self.apply()
 
     def apply(self) -> None:
@@ -119,29 +120,16 @@ class Reins:
         self.job.learner.soften(self.soft)
         self.job.maker.soften(self.soft)
 
-    def _event(self, kind: str, **facts: Any) -> None:
+    def _event(self, kind: str, number: int, **facts: Any) -> None:
         job = self.job
-        line = self.journal.append(kind, number=job.cursor.number, **facts)
+        line = self.journal.append(kind, number=number, **facts)
         moved = "; ".join(
             f"{name} {_word(old)} -> {_word(new)}" for name, (old, new) in facts.get("changed", {}).items()
         )
         what = f"{facts['rule']}: {facts['action']}" if kind == "verdict" else kind
-        job.console.say(
-            f"guard: update {job.cursor.number}: {what}: {facts['reason']}{f' ({moved})' if moved else ''}"
-        )
+        job.console.say(f"guard: update {number}: {what}: {facts['reason']}{f' ({moved})' if moved else ''}")
         if self.webhook is not None and (trouble := self.webhook.post(line | {"out": job.recipe.out})):
             job.console.say(f"warning: {trouble}")
-
-    def counted(self, rows: list[Trajectory]) -> list[Trajectory]:
-        """The rows; what guards left out stays, with nothing counted, so that plans stay as they are."""
-        if not self.excluded:
-            return rows
-        return [
-            dataclasses.replace(row, response_mask=np.zeros_like(row.response_mask))
-            if row.key in self.excluded
-            else row
-            for row in rows
-        ]
 
     # snapshots
 
@@ -186,7 +174,7 @@ class Reins:
         job.cursor.number = left + (best == left != number)  # the best's own snapshot is not written over
         self.good, self.pending = job.cursor.number, []
         self.rollbacks += 1
-        self._event("rollback", reason=f"back to update {number}", **{"from": left, "to": number})
+        self._event("rollback", left, reason=f"back to update {number}", **{"from": left, "to": number})
         self.apply()
         if best == number:
             job.best["snapshot"] = self.good
@@ -283,6 +271,12 @@ class Reins:
         if self.acts and self.good not in there:
             self.good, self.pending, self.job.saved_at = self.job.cursor.number, [], None
             self.job.save(self.job.kept_experience)
+
+
+def _too_late(verdict: Verdict) -> Verdict:
+    """What is applied already cannot be skipped: that is said, and nothing else."""
+    late = verdict.action is Action.SKIP
+    return dataclasses.replace(verdict, action=Action.CONTINUE) if late else verdict
 
 
 def _called(verdict: Verdict) -> str:

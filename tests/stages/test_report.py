@@ -8,6 +8,7 @@ import pytest
 from rein.config.recipe import Recipe
 from rein.data.parquet import write_rows
 from rein.errors import DataError
+from rein.journal import Journal
 from rein.stages import report
 from rein.stages.evaluate import ANSWERS
 from rein.tracking.console import Console
@@ -63,3 +64,31 @@ def test_curves_answers_and_outcome_meet_on_the_page(tmp_path: Path) -> None:
     assert "how &lt;b&gt;much&lt;/b&gt;?" in page
     assert "probe/kl_reference" in page
     assert "<code>seed</code>" in page
+
+
+def page_of(out: Path) -> str:
+    report.run(Recipe(out=str(out)), Console(quiet=True))
+    return (out / "report.html").read_text()
+
+
+def test_a_run_without_a_journal_is_one_in_which_no_guard_fired(tmp_path: Path) -> None:
+    write_metrics(tmp_path / "train", "probe/kl_reference")
+    assert "No guard fired." in page_of(tmp_path)
+
+
+def test_without_training_nothing_is_said_of_guards(tmp_path: Path) -> None:
+    write_metrics(tmp_path / "sft", "train/loss")
+    assert 'id="guards"' not in page_of(tmp_path)
+
+
+def test_events_that_a_resumed_run_went_through_again_are_not_on_the_page(tmp_path: Path) -> None:
+    write_metrics(tmp_path / "train", "probe/kl_reference")
+    journal = Journal(tmp_path / "train" / "journal.jsonl")
+    told = {"action": "alert", "metric": "val/score", "value": 0.1, "limit": 0.2, "changed": {}}
+    journal.append("verdict", number=1, rule="stands", reason="val/score 0.1 is <b>low</b>", **told)
+    journal.append("verdict", number=9, rule="undone", reason="val/score 0.1 is low", **told)
+    journal.resumed(keeps=1, number=4)
+    page = page_of(tmp_path)
+    assert "1 alert." in page
+    assert "val/score 0.1 is &lt;b&gt;low&lt;/b&gt;" in page
+    assert "undone</td>" not in page
