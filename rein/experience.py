@@ -109,6 +109,7 @@ class ExperienceMaker:
         mask = padded([row.response_mask for row in rows], torch.bool)
         old = in_micro_batches(rows, budget, lambda part, temp: self.actor.log_probs(part, temp)[0])
         self._finite(rows, old, mask)
+        self.between()
         experience = Experience(
             rows=rows,
             response_mask=mask,
@@ -215,6 +216,7 @@ class ExperienceMaker:
         if self.critic is not None:
             critic, budget = self.critic, self.token_budget
             e.values = in_micro_batches(e.rows, budget, lambda part, _: critic.values(part))
+            self.between()
         known: dict[str, Tensor | None] = {
             "token_level_rewards": rewards,
             "response_mask": e.response_mask,
@@ -261,9 +263,13 @@ class ExperienceMaker:
 
 
 def group_numbers(rows: Sequence[Trajectory]) -> Tensor:
-    """A number per prompt, [B] long: rows that answer the same prompt share it."""
-    numbers: dict[str, int] = {}
-    return torch.tensor([numbers.setdefault(row.group, len(numbers)) for row in rows])
+    """A number per prompt, [B] long: rows that answer the same prompt share it.
+
+    A row of which nothing counts is no measure for the others: it has its own.
+    """
+    numbers: dict[str | int, int] = {}
+    keys = [row.group if row.response_mask.any() else place for place, row in enumerate(rows)]
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 def mean_max_min(name: str, values: Tensor) -> Metrics:

@@ -1,7 +1,9 @@
 """Random tiny models that many tests read and none changes."""
 
+import itertools
 import resource
 import subprocess
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -61,3 +63,19 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     yield mount
     for folder in mounted:
         subprocess.run(["umount", folder], check=True)
+
+
+MODULES = itertools.count()
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Write a module of one's own that can be imported; its name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(text: str) -> str:
+        name = f"own_module_{next(MODULES)}"
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+        return name
+
+    return write

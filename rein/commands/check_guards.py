@@ -8,11 +8,11 @@ from __future__ import annotations
 from rein.commands.check_memory import Parts
 from rein.commands.check_plan import Plan
 from rein.config.recipe import Recipe
-from rein.guards.presets import acts, guards_of, most_pending
+from rein.guards.presets import acts, guards_of
 from rein.guards.rules import RuleGuard
 from rein.protocols import Guard
 
-NEWEST, PROTECTED = 2, 2  # snapshots that stay: the newest or unconfirmed; the last good one and the best
+NEWEST, PROTECTED = 2, 3  # snapshots that stay; the last good one, the best, the next to be confirmed
 
 
 def snapshot_bytes(parts: Parts) -> float:
@@ -21,9 +21,9 @@ def snapshot_bytes(parts: Parts) -> float:
 
 
 def guards_line(recipe: Recipe, plan: Plan, parts: Parts | None) -> str:
-    """guards: standard, 31 rules; probe every 8 updates; snapshot every 32, at most 4 kept: ~54 MiB"""
+    """guards: standard, 31 rules; probe every 8 updates; snapshot every 32, at most 5 kept: ~68 MiB"""
     settings, guards = recipe.guards, guards_of(recipe.guards)
-    kept = max(NEWEST, most_pending(settings)) + PROTECTED if acts(guards) else NEWEST
+    kept = NEWEST + PROTECTED if acts(guards) else NEWEST
     if not acts(guards):
         when = "snapshots for resume alone"
     elif settings.snapshot_every > 0:

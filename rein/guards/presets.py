@@ -108,12 +108,6 @@ def _refuse(where: str, rule: Rule) -> None:
         )
 
 
-def most_pending(guards: Guards) -> int:
-    """How many rollback points may wait for later probes at once: those that could be confirmed in time."""
-    every = guards.snapshot_every
-    return 2 + (guards.confirm_steps // every if every > 0 else 0)
-
-
 def acts(guards: Sequence[Guard]) -> bool:
     """Whether any of them may ask for a rollback, so that rollback points are worth their disk."""
     return any(not isinstance(guard, NotFinite) for guard in guards)

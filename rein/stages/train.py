@@ -67,8 +67,9 @@ def train(job: Job, interrupt: Interrupt, advance: Advance) -> None:
         leave_if(interrupt, job, experience)
 
     if not job.validated:
-        job.validate_start(between)
+        verdict = job.validate_start(between)
         reins.start()
+        obey(job, verdict, None, advance)
     job.maker.between = between
     for experience in experiences(job):
         if job.cursor.batch == job.cursor.update == 0 and not reins.rollbacks:
@@ -76,6 +77,8 @@ def train(job: Job, interrupt: Interrupt, advance: Advance) -> None:
         verdict = reins.after(experience.metrics)
         if verdict.action is Action.CONTINUE and not reins.anew:
             verdict = updates(job, experience, between, advance)
+        else:
+            job.log(experience.metrics)
         if verdict.action is Action.CONTINUE and not reins.anew:
             verdict = job.after_batch(len(experience.rows), partial(between, experience))
         obey(job, verdict, experience, advance)
@@ -83,11 +86,11 @@ def train(job: Job, interrupt: Interrupt, advance: Advance) -> None:
 
 
 def updates(
-    job: Job, experience: Experience, between: Callable[[Experience], None], advance: Advance
+    job: Job, experience: Experience, between: Callable[[Experience | None], None], advance: Advance
 ) -> Verdict:
     """What is left of a batch's updates, each judged before it is applied and, where due, by the probe."""
     cursor, reins, verdict = job.cursor, job.reins, Verdict()
-    plan = job.updates_of(experience.rows, cursor.batch)
+    plan, soft = job.updates_of(experience.rows, cursor.batch), reins.soft
     said = experience.metrics
     while verdict.action is Action.CONTINUE and not reins.anew and cursor.update < len(plan):
         verdict, metrics = one_update(job, plan[cursor.update], experience)
@@ -101,16 +104,20 @@ def updates(
         job.log(metrics)
         advance(1, job.note(metrics))
         if verdict.action is Action.CONTINUE:
+            kept = None if reins.anew else experience
             if not last:
-                reins.keep(experience)
-            between(experience)
+                reins.keep(kept)
+            between(kept)
+        if reins.soft is not soft:  # as a resumed run would plan it: ppo_epochs may have changed
+            plan, soft = job.updates_of(experience.rows, cursor.batch), reins.soft
     return verdict
 
 
 def one_update(job: Job, update: Update, experience: Experience) -> tuple[Verdict, Metrics]:
     """Gradients, the guards' word on them, and the step or not; what is asked for beyond that."""
     learner, role = job.learner, update.role
-    if role in job.dropped:  # its schedule advances, so that it ends where the plan does
+    counts = bool(experience.response_mask[list(update.rows)].any())  # unless guards left all rows out
+    if role in job.dropped or not counts:  # its schedule advances, so that it ends where the plan does
         learner.discard(role)
         return Verdict(), {}
     metrics = within_memory(job, role, partial(learner.backward, update, experience))
@@ -133,7 +140,7 @@ def obey(job: Job, verdict: Verdict, experience: Experience | None, advance: Adv
         job.reins.rollback(verdict)
         advance(job.cursor.done - done)
     elif verdict.action in LEAVE:
-        job.save(experience)
+        job.save(experience, point=False)
         job.reins.leave(verdict.action, verdict.reason)
 
 
@@ -194,6 +201,7 @@ def fit_critic(job: Job, interrupt: Interrupt, advance: Advance) -> None:
         job.log(metrics)
         advance(1, job.note(metrics))
         obey(job, verdict, None, advance)
+        job.reins.anew = False  # the next mini-batch's returns are clipped otherwise
         job.dropped.clear()
         if verdict.action is Action.CONTINUE:
             if cursor.fitted < job.fit_steps:
@@ -204,7 +212,7 @@ def fit_critic(job: Job, interrupt: Interrupt, advance: Advance) -> None:
 def leave_if(interrupt: Interrupt, job: Job, experience: Experience | None) -> None:
     """After Ctrl-C or SIGTERM: save between two updates and say how to go on."""
     if interrupt:
-        job.save(experience)
+        job.save(experience, point=False)  # a run that is not broken off has no such point
         raise Interrupted(
             f"train: stopped after update {job.cursor.done} of {job.total_updates}, state saved; "
             "the same command goes on from here",

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from rein.config import paths
@@ -32,7 +31,7 @@ from rein.runtime.single import SingleMesh
 from rein.snapshots import Snapshots
 from rein.stages.tokens import FACT
 from rein.stages.train_reins import Reins
-from rein.stages.train_rows import Rows
+from rein.stages.train_rows import Rows, without
 from rein.stages.train_state import Cursor, run_state, settings
 from rein.tracking.console import Console
 from rein.tracking.fanout import Fanout
@@ -125,19 +124,8 @@ class Job:
         return self._plan(batch // self.per_epoch)[batch % self.per_epoch]
 
     def rows_of(self, batch: int) -> list[Trajectory]:
-        """The rows of a batch: a function of the data seed and the batch's number alone.
-
-        A row that guards left out stays, with nothing counted, so that plans stay as they are.
-        """
-        rows, excluded = [self.train_rows[i] for i in self._rows_of(batch)], self.reins.excluded
-        if not excluded:
-            return rows
-        return [
-            dataclasses.replace(row, response_mask=np.zeros_like(row.response_mask))
-            if row.key in excluded
-            else row
-            for row in rows
-        ]
+        """The rows of a batch: a function of the data seed and the batch's number alone."""
+        return without([self.train_rows[i] for i in self._rows_of(batch)], self.reins.excluded)
 
     def updates_of(self, rows: list[Trajectory], batch: int) -> list[Update]:
         """The plan of a batch's updates; data.keep_groups keeps a prompt's rows in one of them."""
@@ -151,7 +139,7 @@ class Job:
         seed = derive(self.recipe.data_seed, "fit")
         order = epoch_order(len(self.train_rows), seed, step // per_epoch, True)
         begin = (step % per_epoch) * size
-        rows = [self.train_rows[i] for i in order[begin : begin + size]]
+        rows = without([self.train_rows[i] for i in order[begin : begin + size]], self.reins.excluded)
         returns, mask = self.maker.stored_returns(rows)
         zeros = torch.zeros_like(returns)
         return Experience(rows, mask, torch.ones(len(rows)), zeros, zeros, returns=returns)
@@ -199,15 +187,16 @@ class Job:
         known = self.last | metrics
         return " ".join(f"{short} {known[name]:.4g}" for short, name in shown.items() if name in known)
 
-    def validate_start(self, between: Callable[[], None]) -> None:
+    def validate_start(self, between: Callable[[], None]) -> Verdict:
         """Probe and held-out score of the start policy: what later ones are held against."""
         metrics = self.probe.measure()
         if self.recipe.trainer.val_before_train:
             metrics |= self._validate(between)
-        self.reins.after(metrics)
+        verdict = self.reins.after(metrics)
         self._take_best(metrics)
-        self.validated = True
+        self.validated, self.dropped = True, set()
         self.log(metrics)
+        return verdict
 
     def _validate(self, between: Callable[[], None]) -> Metrics:
         return {} if self.validator is None else self.validator.measure(lambda _: between())
@@ -246,6 +235,8 @@ class Job:
         due = trainer.save_freq > 0 and step % trainer.save_freq == 0
         if last or due or (better and self.reins.acts):
             self.save(None)
+        else:
+            self.reins.keep(None)
         return verdict
 
     @functools.cached_property
@@ -253,11 +244,12 @@ class Job:
         """What a resumed run must share with the one that was saved: made once, for it reads every row."""
         return settings(self)
 
-    def save(self, experience: Experience | None) -> None:
-        """Snapshot the whole run state, unless this very state is saved already."""
+    def save(self, experience: Experience | None, *, point: bool = True) -> None:
+        """Snapshot the whole run state, unless this very state is saved already; `point`: to go back to."""
         if self.saved_at != self.cursor:
             number = self.cursor.number
-            self.reins.saved(number)
+            if point:
+                self.reins.saved(number)
             self.snapshots.save(number, run_state(self, experience), protect=self.reins.protected)
             self.saved_at = dataclasses.replace(self.cursor)
 

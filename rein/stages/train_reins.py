@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rein.errors import CheckpointError, GuardStop, OutOfMemory
 from rein.guards.decide import decide
-from rein.guards.presets import KL, acts, guards_of, most_pending
+from rein.guards.presets import KL, acts, guards_of
 from rein.journal import Journal
 from rein.remedies import changed, relaxed, soften
 from rein.snapshots import RunState
@@ -61,11 +61,11 @@ class Reins:
         softer = self.soft
         verdicts = [_too_late(verdict) for verdict in decide(self.guards, metrics)]
         verdict = self._judge(verdicts, metrics, (), self.job.cursor.number)
-        if verdict.action is Action.STOP_EPOCHS:
-            self.job.dropped |= set(self.job.learner.optimizers)
-            verdict = dataclasses.replace(verdict, action=Action.CONTINUE)
         if KL in metrics and verdict.action is Action.CONTINUE:
             self._healthy(softened=self.soft != softer)
+        if verdict.action is Action.STOP_EPOCHS:
+            self.job.dropped |= set(self.job.learner.optimizers)
+            return Verdict()
         return verdict
 
     def _judge(
@@ -136,22 +136,22 @@ class Reins:
     def start(self) -> None:
         """A rollback point that nothing goes behind: before the critic's fit, and before the actor moves."""
         if self.acts:
-            self.good, self.pending = self.job.cursor.number, []
+            self.good, self.pending, self.job.saved_at = self.job.cursor.number, [], None
             self.job.save(None)
 
     def keep(self, experience: Experience | None) -> None:
         """A rollback point where one is due."""
-        every = self.settings.snapshot_every
-        if self.acts and every > 0 and self.job.cursor.number % every == 0:
+        every, newest = self.settings.snapshot_every, max([self.good or 0, *self.pending])
+        if self.acts and every > 0 and self.job.cursor.number - newest >= every:
             self.job.save(experience)
 
     def saved(self, number: int) -> None:
-        """A snapshot that is about to be written, unless it is good already, waits to be confirmed.
+        """A rollback point that is about to be written, unless it is good already, waits to be confirmed.
 
-        While no probe is healthy they do not pile up: the newest that could be confirmed in time stay.
+        They do not pile up: the one that waits longest stays, and the newest.
         """
         if number != self.good and number not in self.pending:
-            self.pending = [*self.pending, number][-most_pending(self.settings) :]
+            self.pending = [*self.pending[:1], number]
 
     @property
     def protected(self) -> set[int]:
@@ -171,13 +171,13 @@ class Reins:
         go_back(job, state)
         if state.meta["reins"]["soft"]["reward_clip"] != dataclasses.asdict(self.soft)["reward_clip"]:
             job.kept_experience = None  # its advantages came from other rewards
-        job.cursor.number = left
-        self.good, self.pending = left, []
+        job.cursor.number = left + (best == left != number)  # the best's own snapshot is not written over
+        self.good, self.pending = job.cursor.number, []
         self.rollbacks += 1
         self._event("rollback", left, reason=f"back to update {number}", **{"from": left, "to": number})
         self.apply()
         if best == number:
-            job.best["snapshot"] = left
+            job.best["snapshot"] = self.good
         job.save(job.kept_experience)
         if self.rollbacks > self.settings.max_rollbacks:
             most = f"rollback {self.rollbacks}, guards.max_rollbacks is {self.settings.max_rollbacks}"

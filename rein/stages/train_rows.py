@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from rein.config import paths
@@ -117,6 +118,18 @@ def _leave_out(recipe: Recipe, encoder: Encoder, rows: list[Trajectory]) -> dict
     before = len(rows)
     rows[:] = [row for row in rows if prompt_key(row.prompt_ids) not in keys]
     return {"left_out": before - len(rows)}
+
+
+def without(rows: list[Trajectory], excluded: Collection[str]) -> list[Trajectory]:
+    """The rows; those whose key is in `excluded` stay with nothing counted, so that plans stay too."""
+    if not excluded:
+        return rows
+    return [
+        dataclasses.replace(row, response_mask=np.zeros_like(row.response_mask))
+        if row.key in excluded
+        else row
+        for row in rows
+    ]
 
 
 def _warn(recipe: Recipe, console: Console, train: list[Trajectory]) -> None:

@@ -27,8 +27,8 @@ def line(batches: int = 10, parts: Parts | None = None, **sections: Any) -> str:
 def test_the_line_names_preset_rules_intervals_and_disk() -> None:
     count = len(guards_of(recipe(guards={"preset": "standard"}).guards))
     assert line(parts=Parts(adam=2.0 * 2**30)) == (
-        f"guards: standard, {count} rules; probe every 8 updates; snapshot every 32, at most 4 kept: "
-        "~12,288 MiB"
+        f"guards: standard, {count} rules; probe every 8 updates; snapshot every 32, at most 5 kept: "
+        "~15,360 MiB"
     )
 
 
@@ -49,7 +49,7 @@ def test_without_rules_nothing_is_rolled_back() -> None:
 
 
 def test_a_model_of_unknown_size_has_no_disk_to_name() -> None:
-    assert line().endswith("at most 4 kept")
+    assert line().endswith("at most 5 kept")
 
 
 @pytest.mark.parametrize(
