@@ -95,6 +95,7 @@ class Reins:
         excluded = [row.key for row in rows] if ("exclude_rows", True) in verdict.remedies else []
         self.excluded |= set(excluded)
         self.anew |= self.soft.reward_clip != before.reward_clip
+        self.calm = self.calm if self.soft == before else 0
         self._event(
             "verdict",
             number,
