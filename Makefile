@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check slow smol fuzz crash clean
+.PHONY: setup demo test check slow smol fuzz stability crash clean
 
 setup: $(STAMP)
 
@@ -47,6 +47,10 @@ fuzz: $(STAMP)
 # Small runs killed at any moment and resumed: bit-equal to the unbroken ones.
 crash: $(STAMP)
 	OMP_NUM_THREADS=1 $(PY) benchmarks/crash.py
+
+# Hostile runs with guards on and off: about 70 minutes on two cores.
+stability: $(STAMP)
+	$(PY) benchmarks/stability.py
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

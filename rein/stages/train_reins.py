@@ -201,6 +201,7 @@ class Reins:
     def leave(self, action: Action, why: str) -> None:
         """End the run here, the state saved by the caller. Raises GuardStop."""
         job = self.job
+        self._event("end", job.cursor.number, action=action.value, reason=why)
         if action is not Action.STOP:
             job.actor.save(job.folder / "last")
         words = {
@@ -244,9 +245,8 @@ class Reins:
     def restore_readings(self, state: JSON) -> None:
         """What guards had read: theirs alone is undone by a rollback."""
         if [guard.name for guard in self.guards] != state["names"]:
-            raise CheckpointError(
-                "snapshot: its guards are others than the recipe's; use the recipe that made it"
-            )
+            self.job.console.say("resume: other guards than before, which have read nothing yet")
+            return
         for guard, own in zip(self.guards, state["guards"], strict=True):
             guard.restore(own)
 

@@ -66,8 +66,9 @@ def run_state(job: Job, experience: Experience | None) -> RunState:
 
 
 def settings(job: Job) -> dict[str, str]:
-    """What a resumed run must share with the one that was saved, as hashes."""
-    text = json.dumps([job.start, settings_read(job.recipe, "train")], sort_keys=True)
+    """What a resumed run must share with the one that was saved, as hashes; guards may change."""
+    read = {key: value for key, value in settings_read(job.recipe, "train").items() if key != "guards"}
+    text = json.dumps([job.start, read], sort_keys=True)
     mixed = job.rows.demonstrations.mark() if job.rows.demonstrations else ""
     rows = content(job.train_rows) + mixed
     return {"settings": hashlib.sha256(text.encode()).hexdigest(), "rows": rows}

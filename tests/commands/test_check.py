@@ -148,6 +148,15 @@ def test_the_demo_itself_gives_no_warning(small: Path) -> None:
     assert check.run(demo_recipe(small), QUIET)["warnings"] == []
 
 
+def test_what_guards_will_watch_is_said(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check.run(demo_recipe(small), Console())
+    check.run(demo_recipe(small, "stages=[sft]"), Console())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("guards: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("guards: standard, ")
+    assert lines[0].endswith(" MiB")
+
+
 def test_what_is_mixed_in_is_said_and_read_before(small: Path) -> None:
     plan = check.run(demo_recipe(small, "sft.share=0.05"), QUIET)["plans"]["train"]
     assert any("sft.share 0.05: 6.4 of 200 demonstrations to an actor update" in note for note in plan.notes)
