@@ -7,6 +7,7 @@ good once probes `confirm_steps` updates later found nothing; the newest good on
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ class Reins:
         softer = self.soft
         verdicts = [_too_late(verdict) for verdict in decide(self.guards, metrics)]
         verdict = self._judge(verdicts, metrics, (), self.job.cursor.number)
-        if KL in metrics and verdict.action is Action.CONTINUE:
+        if math.isfinite(metrics.get(KL, math.nan)) and verdict.action is Action.CONTINUE:
             self._healthy(softened=self.soft != softer)
         if verdict.action is Action.STOP_EPOCHS:
             self.job.dropped |= set(self.job.learner.optimizers)
