@@ -244,12 +244,11 @@ class Reins:
         }
 
     def restore_readings(self, state: JSON) -> None:
-        """What guards had read: theirs alone is undone by a rollback."""
-        if [guard.name for guard in self.guards] != state["names"]:
-            self.job.console.say("resume: other guards than before, which have read nothing yet")
-            return
-        for guard, own in zip(self.guards, state["guards"], strict=True):
-            guard.restore(own)
+        """What guards had read: theirs alone is undone by a rollback. New ones have read nothing yet."""
+        known = dict(zip(state["names"], state["guards"], strict=True))
+        for guard in self.guards:
+            if guard.name in known:
+                guard.restore(known[guard.name])
 
     def resume(self, state: JSON, number: int) -> None:
         """Go on from a snapshot after the process ended."""
