@@ -13,13 +13,14 @@ from training_made import IMITATION, experience_of, models, moved, recipe, refer
 from rein.data.cache import ScoreCache
 from rein.errors import DataError
 from rein.experience import ExperienceMaker, in_micro_batches, padded, value_metrics
-from rein.functional.advantages import gae
+from rein.functional.advantages import ESTIMATORS, gae
 from rein.functional.kl import off_policy_kl
 from rein.functional.masked import whiten
 from rein.functional.rewards import place_on_last_token
 from rein.models.actor import load_actor
 from rein.models.reference import Reference
 from rein.stages.train_frozen import reference_log_probs
+from rein.types import Trajectory
 
 ROWS = random_trajectories(10, holes=True, temperatures=(1.0, 0.6))
 
@@ -291,3 +292,40 @@ def test_a_method_without_a_critic_needs_no_values(tiny_lm: str) -> None:
     assert e.values is None
     assert e.returns is None
     assert not e.advantages.any()
+
+
+def left_out(row: Trajectory) -> Trajectory:
+    """As guards leave a row out: it stays, and nothing of it counts."""
+    return dataclasses.replace(row, response_mask=np.zeros_like(row.response_mask))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_row_of_which_nothing_counts_is_no_measure_for_the_others(estimator: str, tiny_lm: str) -> None:
+    """Whatever it scored: not for its prompt's other rows, not for the whitening of the batch."""
+    rows = [
+        dataclasses.replace(row, group=f"prompt {i // 3}", baseline_score=0.5)
+        for i, row in enumerate(random_trajectories(9))
+    ]
+    found = []
+    for score in (0.0, 100.0):
+        some = [left_out(row).with_score(score) if i in (1, 5) else row for i, row in enumerate(rows)]
+        e = experience_of(recipe(9, algorithm={"adv_estimator": estimator}), *models(tiny_lm), some)
+        assert not e.advantages[[1, 5]].any()
+        found.append(e.advantages)
+    assert torch.equal(*found)
+    trio = [rows[3], rows[4]]  # the prompt whose third row is left out, by themselves
+    if estimator in ("grpo", "rloo", "opo", "win_rate"):
+        alone = experience_of(recipe(2, algorithm={"adv_estimator": estimator}), *models(tiny_lm), trio)
+        width = alone.advantages.shape[1]
+        torch.testing.assert_close(found[0][3:5, :width], alone.advantages)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_batch_of_which_nothing_counts_has_numbers_all_the_same(estimator: str, tiny_lm: str) -> None:
+    rows = [
+        left_out(dataclasses.replace(row, group="prompt", baseline_score=0.5))
+        for row in random_trajectories(4)
+    ]
+    e = experience_of(recipe(4, algorithm={"adv_estimator": estimator}), *models(tiny_lm), rows)
+    assert not e.advantages.any()
+    assert all(math.isfinite(value) for value in e.metrics.values())

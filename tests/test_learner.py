@@ -388,7 +388,7 @@ def test_an_update_with_a_nan_is_skipped_with_weights_bit_equal_and_the_run_stop
     actions = []
     for _ in range(3):
         metrics = learner.backward(Update("actor", ALL, 0), e)
-        actions.append(decide(guard, metrics).action)
+        actions += [verdict.action for verdict in decide(guard, metrics)]
         learner.discard("actor")
     assert actions == [Action.SKIP, Action.SKIP, Action.STOP]
     assert equal(weights(learner), before)

@@ -195,11 +195,17 @@ class RuleGuard:
             f" ({patience} readings)" if patience > 1 else ""
         )
 
+    def _tests(self) -> list[str]:
+        return [f"{watch.kind} {watch.condition.metric}" for watch in (self.watch, *self.others)]
+
     def state(self) -> dict[str, Any]:
         watches = [asdict(watch.readings) for watch in (self.watch, *self.others)]
-        return {"held": self.held, "quiet": self.quiet, "watches": watches}
+        return {"held": self.held, "quiet": self.quiet, "tests": self._tests(), "watches": watches}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what a rule of this name had read, unless by other tests; a limit may be another."""
+        if state["tests"] != self._tests():
+            return
         self.held, self.quiet = state["held"], state["quiet"]
         for watch, found in zip((self.watch, *self.others), state["watches"], strict=True):
             watch.readings = Readings(**found)

@@ -7,6 +7,7 @@ good once probes `confirm_steps` updates later found nothing; the newest good on
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ class Reins:
         softer = self.soft
         verdicts = [_too_late(verdict) for verdict in decide(self.guards, metrics)]
         verdict = self._judge(verdicts, metrics, (), self.job.cursor.number)
-        if KL in metrics and verdict.action is Action.CONTINUE:
+        if math.isfinite(metrics.get(KL, math.nan)) and verdict.action is Action.CONTINUE:
             self._healthy(softened=self.soft != softer)
         if verdict.action is Action.STOP_EPOCHS:
             self.job.dropped |= set(self.job.learner.optimizers)
@@ -72,7 +73,7 @@ class Reins:
         self, verdicts: list[Verdict], metrics: Metrics, rows: Sequence[Trajectory], number: int
     ) -> Verdict:
         if verdicts and verdicts[0].action is Action.ROLLBACK:
-            del verdicts[1:]  # what lighter ones saw is undone with it
+            verdicts = [v for v in verdicts if v.action is Action.ROLLBACK]  # what lighter ones saw is undone
         for verdict in verdicts:
             self._take(verdict, rows, number)
         metrics |= {f"guard/{verdict.rule}": verdict.value for verdict in verdicts}
@@ -95,6 +96,7 @@ class Reins:
         excluded = [row.key for row in rows] if ("exclude_rows", True) in verdict.remedies else []
         self.excluded |= set(excluded)
         self.anew |= self.soft.reward_clip != before.reward_clip
+        self.calm = self.calm if self.soft == before else 0
         self._event(
             "verdict",
             number,
@@ -242,12 +244,11 @@ class Reins:
         }
 
     def restore_readings(self, state: JSON) -> None:
-        """What guards had read: theirs alone is undone by a rollback."""
-        if [guard.name for guard in self.guards] != state["names"]:
-            self.job.console.say("resume: other guards than before, which have read nothing yet")
-            return
-        for guard, own in zip(self.guards, state["guards"], strict=True):
-            guard.restore(own)
+        """What guards had read: theirs alone is undone by a rollback. New ones have read nothing yet."""
+        known = dict(zip(state["names"], state["guards"], strict=True))
+        for guard in self.guards:
+            if guard.name in known:
+                guard.restore(known[guard.name])
 
     def resume(self, state: JSON, number: int) -> None:
         """Go on from a snapshot after the process ended."""

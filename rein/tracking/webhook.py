@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from rein.errors import ConfigError
+from rein.errors import ConfigError, shown
 
 TIMEOUT_S = 5.0
 
@@ -31,8 +31,5 @@ class Webhook:
                 return ""
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             said, self.failed = self.failed, True
-            return (
-                ""
-                if said
-                else f"guards.webhook: {self.url} does not answer ({error}); events go on to journal.jsonl"
-            )
+            why = f"does not answer ({shown(str(error))}); events go on to journal.jsonl"
+            return "" if said else f"guards.webhook: {self.url} {why}"

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e_run import Refuse, recipe, rein, write_recipe
+from e2e_run import Refuse, recipe, rein, same_weights, write_recipe
 
 
 def stored(whole: Path, data: Path, out: Path, score: float | None = None) -> dict[str, Any]:
@@ -31,6 +31,7 @@ def test_weights_that_are_not_finite_are_not_written(
     out = tmp_path / "run"
     body = stored(whole, data, out)
     body[who] |= {"optim": {"lr": "1e39"}, "ppo_mini_batch_size": 48, "ppo_epochs": 1}
+    body["guards"] = {"preset": "off"}
     assert rein("train", write_recipe(tmp_path / "recipe.yaml", body)) == 4
     said = capsys.readouterr().err
     assert "not finite" in said
@@ -39,10 +40,23 @@ def test_weights_that_are_not_finite_are_not_written(
     assert not (out / "train" / "last").exists()
 
 
+def test_with_guards_weights_that_are_not_finite_are_taken_back_until_the_run_pauses(
+    whole: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    body = stored(whole, data, out)
+    body["actor"] |= {"optim": {"lr": "1e39"}, "ppo_mini_batch_size": 48, "ppo_epochs": 1}
+    assert rein("train", write_recipe(tmp_path / "recipe.yaml", body)) == 4
+    said = capsys.readouterr().err
+    assert "probe/kl_reference is nan; rollback 4, guards.max_rollbacks is 3: paused" in said
+    assert not (out / "train" / "manifest.json").exists()
+    assert same_weights(out / "train" / "last", whole / "sft" / "model")
+
+
 def test_a_start_that_never_moved_is_no_result(
     whole: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    body = stored(whole, data, tmp_path / "run", score=3e38)
+    body = stored(whole, data, tmp_path / "run", score=3e38) | {"guards": {"preset": "off"}}
     assert rein("train", write_recipe(tmp_path / "recipe.yaml", body)) == 4
     assert "were skipped, none was finite" in capsys.readouterr().err
     assert not (tmp_path / "run" / "train" / "manifest.json").exists()

@@ -269,6 +269,29 @@ def test_a_rule_restored_at_any_reading_gives_the_same_verdicts(rule: dict[str, 
         assert list(map(repr, map(other, metrics[begin:]))) == list(map(repr, expected[begin:]))
 
 
+def test_a_rule_whose_limit_was_changed_goes_on_from_what_it_had_read() -> None:
+    rule, other = guard(above=2, against="start"), guard(above=3, against="start")
+    fired(rule, [1.0, 1.5])
+    other.restore(through_json(rule.state()))
+    assert fired(other, [2.5, 3.5]) == [1]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"metric": "probe/entropy", "falls": 0.1},
+        {"rises": 0.1},
+        {"falls": 0.1, "when": {"metric": "val/score", "above": 0}},
+    ],
+    ids=["metric", "kind", "another condition"],
+)
+def test_a_rule_whose_test_was_changed_has_read_nothing(changed: dict[str, Any]) -> None:
+    rule, other = guard(falls=0.1), guard(**changed)
+    fired(rule, [1.0, 2.0])
+    other.restore(through_json(rule.state()))
+    assert other.state() == guard(**changed).state()
+
+
 # the guard of what is not finite
 
 

@@ -11,7 +11,7 @@ from training_made import ROWS, experience_of, gradients, learner_of, models, mo
 from rein.data.mixing import Mixing
 from rein.learner import Learner
 from rein.models.actor import Actor
-from rein.types import Demonstration, Experience, Metrics, Update
+from rein.types import Demonstration, Experience, Metrics, Softening, Update
 
 MIXED = random_trajectories(ROWS, holes=True, temperatures=(1.0, 0.6))
 SHOWN = [
@@ -80,6 +80,21 @@ def test_the_cut_into_micro_batches_changes_neither_gradients_nor_metrics(tiny_l
         for one, other in zip(whole, parts, strict=True):
             torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
         assert also == pytest.approx(said, rel=1e-9, abs=1e-12)
+
+
+def test_demonstrations_follow_a_halved_token_budget(tiny_lm: str) -> None:
+    """Memory that ran out by them is not asked for again."""
+    learner, e = made(tiny_lm, 1.0)
+    whole, said = backward(learner, e)
+    assert learner.imitation is not None
+    shown = learner.imitation.demonstrations.beside(ROWS)
+    longest = max(len(row.prompt_ids) + len(row.response_ids) for row in shown)
+    learner.soften(Softening(token_budget=longest / 4096))
+    parts, also = backward(learner, e)
+    assert len(learner.imitation._cut(shown, learner.token_budget)) > 1
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
+    assert also == pytest.approx(said, rel=1e-9, abs=1e-12)
 
 
 def test_demonstrations_leave_every_other_number_and_the_critic_alone(tiny_lm: str) -> None:

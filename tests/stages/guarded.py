@@ -5,7 +5,7 @@ batch is four updates of the critic, then four of the actor; a run of two epochs
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +102,15 @@ class Course:
     rollback; it may be broken off there.
     """
 
-    def __init__(self, some: Recipe, *, stop_at: int | None = None, stop_at_rollback: int = 0) -> None:
-        self.recipe, self.stop_at, self.stop_at_rollback = some, stop_at, stop_at_rollback
+    def __init__(
+        self,
+        some: Recipe,
+        *,
+        stop_at: int | None = None,
+        stop_at_rollback: int = 0,
+        also: Callable[[Job], None] = lambda job: None,  # done after each update
+    ) -> None:
+        self.recipe, self.stop_at, self.stop_at_rollback, self.also = some, stop_at, stop_at_rollback, also
         self.interrupt = Interrupt()
         self.after: dict[int, dict[str, Any]] = {}
         self.rollbacks: list[dict[str, Any]] = []
@@ -119,6 +126,7 @@ class Course:
                 self.interrupt.signal_number = 2
         if self.job.cursor.number == self.stop_at:
             self.interrupt.signal_number = 2
+        self.also(self.job)
 
     def run(self) -> "Course":
         """To the end, or to where it is broken off or left."""

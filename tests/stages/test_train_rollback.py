@@ -30,6 +30,7 @@ from rein import cli
 from rein.config.load import dump
 from rein.errors import GuardStop
 from rein.journal import read, standing
+from rein.stages.train_job import Job
 from rein.stages.train_open import open_job
 from rein.tracking.console import Console
 from rein.types import Softening, Trajectory
@@ -83,17 +84,14 @@ def test_a_target_in_the_middle_of_a_batch_brings_its_experience_back(
         str(tiny), tmp_path, rules=[at(6, *BACK)], guards=POINTS, model={"lora_rank": lora},
         algorithm={"use_kl_in_reward": True, "insist": True},
     )  # fmt: skip
-    course = Course(some)
     kept: dict[str, torch.Tensor] = {}
 
-    def watch(steps: int = 1, note: str = "") -> None:
-        Course.__call__(course, steps, note)
-        if course.job.cursor.number == 7:
-            state = course.job.snapshots.load(6)
-            kept.update({name: t for name, t in state.tensors.items() if name.startswith("experience/")})
+    def look(job: Job) -> None:
+        if job.cursor.number == 7:
+            tensors = job.snapshots.load(6).tensors
+            kept.update({name: tensors[name] for name in tensors if name.startswith("experience/")})
 
-    course.__class__ = type("Watched", (Course,), {"__call__": lambda self, *given: watch(*given)})
-    course.run()
+    course = Course(some, also=look).run()
     experience = course.rollbacks[0]["experience"]
     assert len(kept) >= 9
     for name, tensor in kept.items():
@@ -540,3 +538,22 @@ def test_a_signal_while_a_batch_is_made_is_heard_before_its_first_update(
     ran(some)
     assert same_end(some, whole)
     assert logged(some) == logged(whole)
+
+
+def test_where_several_roll_back_the_remedies_of_all_are_taken_and_lighter_ones_are_undone(
+    tiny: Path, tmp_path: Path
+) -> None:
+    rules = [
+        at(3, "rollback", {"lr": 0.5}, name="first"),
+        at(3, "rollback", {"critic_lr": 0.5}, {"exclude_rows": True}, name="second"),
+        at(3, "skip", {"kl_coef": 9}, name="lighter"),
+        at(3, {"grad_clip": 0.1}, name="lightest"),
+    ]
+    course = Course(guarded(str(tiny), tmp_path, rules=rules)).run()
+    assert [line.get("rule", line["kind"]) for line in events(course.recipe)] == [
+        "first",
+        "second",
+        "rollback",
+    ]
+    assert course.job.reins.soft == Softening(lr=0.5, critic_lr=0.5)
+    assert len(course.job.reins.excluded) == 2
