@@ -38,7 +38,7 @@ def report(runs: Sequence[Run], about: str) -> None:
     settings = {"healthy": HEALTHY, "recoverable": RECOVERABLE}
     settings |= {"setups": {name: list(setup.words) for name, setup in SETUPS.items()}}
     write(NAME, settings, runs, "\n\n".join(text))
-    into_readme(NAME, "\n".join([*_shares(hostile, gains), f"- {_healthy(runs).partition(':')[0]}."]))
+    into_readme(NAME, "\n".join(_shares(hostile, gains)))
     figure(hostile, mean(gains.values()) if gains else 0.0)
 
 
