@@ -482,6 +482,32 @@ def test_a_run_broken_off_around_a_rollback_ends_as_the_unbroken_one(tiny: Path,
             assert again[name] == facts[name], where
 
 
+def test_what_a_signal_saves_is_no_place_to_go_back_to(tiny: Path, tmp_path: Path) -> None:
+    """A run that is not broken off has no such place, and both must end alike."""
+    rules = [at(6, *BACK)]
+    whole, broken = (
+        guarded(str(tiny), tmp_path, out, rules=rules, guards={"confirm_steps": 1})
+        for out in ("whole", "broken")
+    )
+    ran(whole)
+    assert Course(broken, stop_at=3).run().facts is None
+    ran(broken)
+    assert [line["to"] for line in events(broken, "rollback")] == [0]
+    assert same_end(whole, broken)
+
+
+def test_epochs_that_a_remedy_adds_come_in_the_batch_that_it_was_taken_in(tiny: Path, tmp_path: Path) -> None:
+    """So a run that is broken off in that batch plans it as the unbroken one does."""
+    rule = {"metric": "actor/lr", "above": 0, "for": 3, "rest": 99, "then": [{"ppo_epochs": 1}]}
+    whole, broken = (guarded(str(tiny), tmp_path, out, rules=[rule]) for out in ("whole", "broken"))
+    ran(whole)
+    assert len(logged(whole, "actor/lr")) == 4 * (4 + 2)
+    assert Course(broken, stop_at=7).run().facts is None
+    ran(broken)
+    assert same_end(whole, broken)
+    assert logged(whole) == logged(broken)
+
+
 def test_a_run_broken_off_while_it_validates_the_start_goes_back_as_the_unbroken_one(
     tiny: Path, tmp_path: Path, own: Callable[[str], str]
 ) -> None:
