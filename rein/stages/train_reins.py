@@ -73,7 +73,7 @@ class Reins:
         self, verdicts: list[Verdict], metrics: Metrics, rows: Sequence[Trajectory], number: int
     ) -> Verdict:
         if verdicts and verdicts[0].action is Action.ROLLBACK:
-            verdicts = [v for v in verdicts if v.action is Action.ROLLBACK]  # what lighter ones saw is undone
+            verdicts = verdicts[:1]  # what the others saw is undone with it: one cause softens once
         for verdict in verdicts:
             self._take(verdict, rows, number)
         metrics |= {f"guard/{verdict.rule}": verdict.value for verdict in verdicts}
