@@ -38,7 +38,7 @@ from rein.stages import train
 from rein.stages.train_job import Job
 from rein.stages.train_open import open_job
 from rein.tracking.console import Console
-from rein.types import Trajectory
+from rein.types import Trajectory, Update
 
 WATCHED = {"metric": "actor/lr", "above": 1e9, "then": "rollback"}  # never fires, but points are kept
 
@@ -66,8 +66,10 @@ def spoil(course: Course, role: str, value: float, times: set[int]) -> None:
     course.job.learner.optimizers[role].parameters[3].register_hook(hook)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(("role", "number"), [("critic", 3), ("actor", 7)])
+@pytest.mark.parametrize(
+    ("role", "number", "value"),
+    [("critic", 3, math.nan), ("critic", 3, -math.inf), ("actor", 7, math.nan), ("actor", 7, math.inf)],
+)
 def test_an_update_with_one_gradient_entry_that_is_no_number_is_left_out(
     role: str, number: int, value: float, tiny: Path, tmp_path: Path
 ) -> None:
@@ -89,7 +91,7 @@ def test_an_update_with_one_gradient_entry_that_is_no_number_is_left_out(
         assert bool(tensor.isfinite().all()), name
 
 
-@pytest.mark.parametrize("score", [1e25, 3e38, -3e38])
+@pytest.mark.parametrize("score", [1e25, -3e38])
 def test_a_loss_that_is_no_number_is_left_out_too(score: float, tiny: Path, tmp_path: Path) -> None:
     rows = random_trajectories(14)
     rows[5] = rows[5].with_score(score)
@@ -141,14 +143,13 @@ def test_weights_that_are_no_numbers_are_never_confirmed_good(tiny: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("metric", "limit"),
+    ("metric", "limit", "then"),
     [
-        ("actor/ratio_mean", {"below": 0.5}),
-        ("actor/ppo_kl", {"above": 0.2}),
-        ("actor/pg_clipfrac", {"above": 0.5}),
+        ("actor/ratio_mean", {"below": 0.5}, "stop_epochs"),
+        ("actor/ppo_kl", {"above": 0.2}, "skip"),
+        ("actor/pg_clipfrac", {"above": 0.5}, "stop_epochs"),
     ],
 )
-@pytest.mark.parametrize("then", ["stop_epochs", "skip"])
 def test_a_mini_batch_that_went_too_far_leaves_no_gradient_behind(
     metric: str, limit: dict[str, float], then: str, tiny: Path, tmp_path: Path
 ) -> None:
@@ -199,9 +200,8 @@ def tripping() -> list[Trajectory]:
         ([{"lr": 0.5}], 3, False),
         ([{"exclude_rows": True}], 1, True),
         ([{"reward_clip": [-1, 1]}], 1, True),
-        ([{"exclude_rows": True}, {"critic_lr": 0.5}], 1, True),
     ],
-    ids=["none", "lr", "exclude_rows", "reward_clip", "two"],
+    ids=["none", "lr", "exclude_rows", "reward_clip"],
 )
 def test_rows_that_always_trip_are_left_out_or_end_the_run_and_nothing_is_silent(
     remedies: list[Any], rollbacks: int, ends: bool, tiny: Path, tmp_path: Path,
@@ -249,8 +249,7 @@ def test_every_part_comes_from_one_point_and_the_point_is_never_rotated_away(
 # ---- B40: the rate jumps at a resume
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "wsd"])
-@pytest.mark.parametrize("stop_at", [2, 6, 12])
+@pytest.mark.parametrize(("schedule", "stop_at"), [("constant", 2), ("cosine", 6), ("wsd", 12)])
 def test_rates_after_a_resume_are_those_of_the_straight_run(
     schedule: str, stop_at: int, tiny: Path, tmp_path: Path
 ) -> None:
@@ -270,22 +269,16 @@ def test_rates_after_a_resume_are_those_of_the_straight_run(
     assert same_end(straight, broken)
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "trainer.total_epochs=3",
-        "trainer.total_training_steps=3",
-        "trainer.critic_warmup=2",
-        "actor.ppo_epochs=3",
-    ],
-)
-def test_another_number_of_steps_at_a_resume_is_refused(word: str, tiny: Path, tmp_path: Path) -> None:
+def test_another_number_of_steps_at_a_resume_is_refused(tiny: Path, tmp_path: Path) -> None:
     some = guarded(str(tiny), tmp_path)
-    assert Course(some, stop_at=6).run().facts is None
+    assert Course(some, stop_at=2).run().facts is None
     dump(some, tmp_path / "recipe.json")
-    other, _ = load(tmp_path / "recipe.json", [word])
-    with pytest.raises(CheckpointError, match="an unfinished run with other settings; use the same recipe"):
-        ran(other)
+    for word in ("trainer.total_epochs=3", "trainer.critic_warmup=2", "actor.ppo_epochs=3"):
+        other, _ = load(tmp_path / "recipe.json", [word])
+        with pytest.raises(
+            CheckpointError, match="an unfinished run with other settings; use the same recipe"
+        ):
+            ran(other)
 
 
 # ---- B41: the adaptive KL coefficient is forgotten, or ill-set
@@ -315,29 +308,29 @@ SCHEDULE = [[0, 0.08], [0.2, 0.05], [0.6, 0.02]]
 
 
 @pytest.mark.parametrize(
-    "control",
+    ("control", "in_reward"),
     [
-        {"type": "adaptive", "target_kl": 0.01, "horizon": 20},
-        {"type": "moving_average", "target_kl": 0.01, "horizon": 20},
-        {"type": "schedule", "schedule": SCHEDULE},
+        ({"type": "adaptive", "target_kl": 0.01, "horizon": 20}, False),
+        ({"type": "moving_average", "target_kl": 0.01, "horizon": 20}, True),
+        ({"type": "schedule", "schedule": SCHEDULE}, False),
     ],
-    ids=lambda control: control["type"],
+    ids=["adaptive in the loss", "moving_average in the reward", "schedule in the loss"],
 )
-@pytest.mark.parametrize("in_reward", [False, True], ids=["loss", "reward"])
 def test_the_logged_coefficient_after_a_resume_is_that_of_the_straight_run(
     control: dict[str, Any], in_reward: bool, tiny: Path, tmp_path: Path
 ) -> None:
     more: dict[str, Any] = {
-        "algorithm": {"kl_ctrl": control | {"kl_coef": None if "schedule" in control else 0.05}}
+        "algorithm": {"kl_ctrl": control | {"kl_coef": None if "schedule" in control else 0.05}},
+        "actor": {"ppo_mini_batch_size": 4, "ppo_epochs": 1},
     }
     name = "actor/kl_coef"
     if in_reward:
         more["algorithm"] |= {"use_kl_in_reward": True}
-        more["actor"] = {"use_kl_loss": False}
+        more["actor"] |= {"use_kl_loss": False}
         name = "actor/reward_kl_penalty_coeff"
     straight, broken = (guarded(str(tiny), tmp_path, out, **more) for out in ("straight", "broken"))
     ran(straight)
-    assert Course(broken, stop_at=18).run().facts is None
+    assert Course(broken, stop_at=5).run().facts is None
     ran(broken)
     coefs = values(straight, name)
     assert len(set(coefs)) > 2
@@ -347,11 +340,11 @@ def test_the_logged_coefficient_after_a_resume_is_that_of_the_straight_run(
 # ---- B42: the reference moves at a resume
 
 
-@pytest.mark.parametrize("cached", [True, False], ids=["cache kept", "cache removed"])
 @pytest.mark.parametrize(
-    ("kind", "lora"), [(None, 0), ("full", 0), ("full", 2), (None, 2)],
-    ids=["stored", "copy", "adapters off", "adapters"],
-)  # fmt: skip
+    ("kind", "lora", "cached"),
+    [(None, 0, True), ("full", 0, False), ("full", 2, True), (None, 2, False)],
+    ids=["stored", "copy", "adapters off", "stored, cache removed"],
+)
 def test_the_first_kl_after_a_resume_is_the_last_before_it(
     kind: str | None, lora: int, cached: bool, tiny: Path, tmp_path: Path
 ) -> None:
@@ -360,13 +353,12 @@ def test_the_first_kl_after_a_resume_is_the_last_before_it(
         "actor": {"kl_loss_type": kind, "optim": {"lr": 0.05}},
         "model": {"lora_rank": lora},
     }
-    straight, broken = (guarded(str(tiny), tmp_path, out, **more) for out in ("straight", "broken"))
-    ran(straight)
-    course = Course(broken, stop_at=BATCH + 7)
+    some = guarded(str(tiny), tmp_path, **more)
+    course = Course(some, stop_at=7)
     before = course.run().job
     if not cached:
         shutil.rmtree(tmp_path / "cache")
-    after = open_job(broken, Console(quiet=True))
+    after = open_job(some, Console(quiet=True))
     after.close()
     assert after.probe.measure() == before.probe.measure()
     assert after.probe.measure()["probe/kl_reference"] > 0.01
@@ -375,10 +367,11 @@ def test_the_first_kl_after_a_resume_is_the_last_before_it(
     assert other is not None
     assert one.keys() == other.keys()
     assert all(torch.equal(torch.tensor(one[key]), torch.tensor(other[key])) for key in one)
-    ran(broken)
-    kls = values(straight, "actor/kl_loss")
-    assert values(broken, "actor/kl_loss") == kls
-    assert kls[6] > 0  # the first after the resume
+    losses, course.interrupt.signal_number = [], 0
+    for job in (before, after):
+        experience = job.maker.make(job.rows_of(1), 0.0)
+        losses.append(job.learner.backward(Update("actor", (0, 1), 0), experience)["actor/kl_loss"])
+    assert losses[0] == losses[1] > 0
 
 
 def test_a_start_policy_that_was_changed_between_is_refused(tiny: Path, tmp_path: Path) -> None:
@@ -394,8 +387,11 @@ def test_a_start_policy_that_was_changed_between_is_refused(tiny: Path, tmp_path
 # ---- B43: critic, optimizer or value head are not restored
 
 
-@pytest.mark.parametrize("lora", [0, 2])
-@pytest.mark.parametrize("stop_at", [2, 5, 10], ids=["in the fit", "in the critic's", "in the actor's"])
+@pytest.mark.parametrize(
+    ("stop_at", "lora"),
+    [(2, 0), (5, 0), (10, 2)],
+    ids=["in the fit", "in the critic's", "in the actor's, adapters"],
+)
 def test_every_part_is_bit_equal_after_a_resume(stop_at: int, lora: int, tiny: Path, tmp_path: Path) -> None:
     """The model is tied; the critic's head is new, and random weights make it say something."""
     more: dict[str, Any] = {"trainer": {"critic_warmup": 3, "total_epochs": 1}, "critic": {"fit_until": 1.0}}
@@ -456,7 +452,6 @@ def test_a_part_that_is_missing_is_an_error_and_never_a_fresh_start(
 CHANGES: dict[str, Callable[[Recipe, Path], Recipe]] = {
     "another file": lambda some, folder: with_rows(some, random_trajectories(14, seed=9)),
     "fewer rows": lambda some, folder: with_rows(some, random_trajectories(12)),
-    "more rows": lambda some, folder: with_rows(some, random_trajectories(16)),
     "other scores": lambda some, folder: with_rows(
         some, [r.with_score(0.5) for r in random_trajectories(14)]
     ),
@@ -479,7 +474,7 @@ def test_an_unfinished_run_is_never_gone_on_with_on_other_rows_or_settings(
     what: str, tiny: Path, tmp_path: Path
 ) -> None:
     some = guarded(str(tiny), tmp_path)
-    assert Course(some, stop_at=BATCH + 3).run().facts is None
+    assert Course(some, stop_at=3).run().facts is None
     ring = Snapshots(Path(some.out) / "train" / "snapshots")
     numbers = ring.numbers()
     other = CHANGES[what](some, tmp_path)
@@ -491,7 +486,7 @@ def test_an_unfinished_run_is_never_gone_on_with_on_other_rows_or_settings(
     assert ring.numbers() == numbers  # its work is not thrown away
 
 
-@pytest.mark.parametrize("what", ["another file", "fewer rows", "batch size"])
+@pytest.mark.parametrize("what", ["fewer rows", "batch size"])
 def test_after_a_finished_run_other_rows_or_settings_begin_at_the_first_update(
     what: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -512,8 +507,7 @@ def test_after_a_finished_run_other_rows_or_settings_begin_at_the_first_update(
 # ---- B51: adapters start afresh at a resume
 
 
-@pytest.mark.parametrize("rank", [1, 4])
-@pytest.mark.parametrize("stop_at", [5, 9])
+@pytest.mark.parametrize(("rank", "stop_at"), [(1, 5), (4, 9)])
 def test_adapters_broken_off_and_gone_on_with_are_those_of_the_straight_run(
     stop_at: int, rank: int, tiny: Path, tmp_path: Path
 ) -> None:

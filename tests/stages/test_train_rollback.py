@@ -99,6 +99,19 @@ def test_a_target_in_the_middle_of_a_batch_brings_its_experience_back(
     assert [row.where for row in experience.rows] == [row.where for row in course.job.rows_of(0)]
 
 
+def test_a_batch_stored_before_its_rewards_were_clipped_is_made_anew(tiny: Path, tmp_path: Path) -> None:
+    some = guarded(str(tiny), tmp_path, rules=[at(6, *BACK, {"reward_clip": [0, 0.5]})], guards=POINTS)
+    course = Course(some).run()
+    (back,) = events(some, "rollback")
+    assert back["to"] == 6
+    assert course.rollbacks[0]["cursor"][2] == 6
+    assert course.rollbacks[0]["experience"] is None
+    made = [(line["number"], line["critic/rewards/max"]) for line in logged(some, "critic/rewards/max")]
+    assert [reward for number, reward in made if number <= back["from"]] == [1, 1]
+    assert (back["from"] + 1, 0.5) in made
+    assert max(reward for number, reward in made if number > back["from"]) == 0.5
+
+
 def test_number_journal_remedies_and_left_out_rows_are_not_undone(tiny: Path, tmp_path: Path) -> None:
     some = guarded(
         str(tiny), tmp_path, guards=POINTS,
@@ -468,7 +481,7 @@ def test_a_run_broken_off_around_a_rollback_ends_as_the_unbroken_one(tiny: Path,
     assert any(line["changed"].get("reward_clip") for line in events(whole, "verdict"))
     wanted = outcome(whole)
     breaks: list[dict[str, int]] = [
-        *({"stop_at": number} for number in (3, 10, 13, 15, 19)),
+        *({"stop_at": number} for number in (3, 10, 15)),
         {"stop_at_rollback": 1},
     ]
     for number, where in enumerate(breaks):
@@ -480,6 +493,32 @@ def test_a_run_broken_off_around_a_rollback_ends_as_the_unbroken_one(tiny: Path,
         assert facts is not None
         for name in ("updates", "rollbacks", "skipped_updates", "best"):
             assert again[name] == facts[name], where
+
+
+def test_what_a_signal_saves_is_no_place_to_go_back_to(tiny: Path, tmp_path: Path) -> None:
+    """A run that is not broken off has no such place, and both must end alike."""
+    rules = [at(6, *BACK)]
+    whole, broken = (
+        guarded(str(tiny), tmp_path, out, rules=rules, guards={"confirm_steps": 1})
+        for out in ("whole", "broken")
+    )
+    ran(whole)
+    assert Course(broken, stop_at=3).run().facts is None
+    ran(broken)
+    assert [line["to"] for line in events(broken, "rollback")] == [0]
+    assert same_end(whole, broken)
+
+
+def test_epochs_that_a_remedy_adds_come_in_the_batch_that_it_was_taken_in(tiny: Path, tmp_path: Path) -> None:
+    """So a run that is broken off in that batch plans it as the unbroken one does."""
+    rule = {"metric": "actor/lr", "above": 0, "for": 3, "rest": 99, "then": [{"ppo_epochs": 1}]}
+    whole, broken = (guarded(str(tiny), tmp_path, out, rules=[rule]) for out in ("whole", "broken"))
+    ran(whole)
+    assert len(logged(whole, "actor/lr")) == 4 * (4 + 2)
+    assert Course(broken, stop_at=7).run().facts is None
+    ran(broken)
+    assert same_end(whole, broken)
+    assert logged(whole) == logged(broken)
 
 
 def test_a_run_broken_off_while_it_validates_the_start_goes_back_as_the_unbroken_one(
@@ -540,9 +579,7 @@ def test_a_signal_while_a_batch_is_made_is_heard_before_its_first_update(
     assert logged(some) == logged(whole)
 
 
-def test_where_several_roll_back_the_remedies_of_all_are_taken_and_lighter_ones_are_undone(
-    tiny: Path, tmp_path: Path
-) -> None:
+def test_where_several_fire_at_a_rollback_the_first_alone_softens(tiny: Path, tmp_path: Path) -> None:
     rules = [
         at(3, "rollback", {"lr": 0.5}, name="first"),
         at(3, "rollback", {"critic_lr": 0.5}, {"exclude_rows": True}, name="second"),
@@ -550,10 +587,6 @@ def test_where_several_roll_back_the_remedies_of_all_are_taken_and_lighter_ones_
         at(3, {"grad_clip": 0.1}, name="lightest"),
     ]
     course = Course(guarded(str(tiny), tmp_path, rules=rules)).run()
-    assert [line.get("rule", line["kind"]) for line in events(course.recipe)] == [
-        "first",
-        "second",
-        "rollback",
-    ]
-    assert course.job.reins.soft == Softening(lr=0.5, critic_lr=0.5)
-    assert len(course.job.reins.excluded) == 2
+    assert [line.get("rule", line["kind"]) for line in events(course.recipe)] == ["first", "rollback"]
+    assert course.job.reins.soft == Softening(lr=0.5)
+    assert course.job.reins.excluded == set()
