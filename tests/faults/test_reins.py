@@ -157,9 +157,15 @@ def test_a_mini_batch_that_went_too_far_leaves_no_gradient_behind(
     more = {"actor": {"optim": {"lr": 0.1}}, "trainer": {"total_epochs": 1}}
     rule = {"metric": metric, "then": then} | limit
     some = guarded(str(tiny), tmp_path, rules=[rule], **more)  # type: ignore[arg-type]
-    course = Course(some).run()
+    pending: list[bool] = []
+
+    def look(job: Job) -> None:
+        pending.append(any(p.grad is not None for o in job.learner.optimizers.values() for p in o.parameters))
+
+    course = Course(some, also=look).run()
     fired = [line["number"] for line in events(some)]
     assert fired
+    assert not any(pending)
     for number in fired:
         before, after = (course.after[n]["tensors"] for n in (number - 1, number))
         assert same(before, after)

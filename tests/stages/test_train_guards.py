@@ -17,6 +17,7 @@ from rein.errors import GuardStop
 from rein.guards.presets import preset as rules_of
 from rein.learner import Learner
 from rein.stages import train
+from rein.stages.train_job import Job
 from rein.stages.train_open import open_job
 from rein.tracking.console import Console
 from rein.types import Softening, Trajectory
@@ -39,8 +40,14 @@ def gradients(learner: Learner, role: str) -> list[Any]:
 def test_a_skipped_update_leaves_everything_bit_equal_but_its_place_in_the_schedule(
     role: str, tiny: Path, tmp_path: Path
 ) -> None:
-    course = Course(guarded(str(tiny), tmp_path, rules=[third(role, "skip")])).run()
+    pending: list[int] = []
+
+    def look(job: Job) -> None:
+        pending.append(sum(len(gradients(job.learner, some)) for some in ("actor", "critic")))
+
+    course = Course(guarded(str(tiny), tmp_path, rules=[third(role, "skip")]), also=look).run()
     number = {"critic": 3, "actor": 7}[role]
+    assert set(pending) == {0}  # nothing is left to be added to the next one's gradients
     before, after = course.after[number - 1], course.after[number]
     assert same(before["tensors"], after["tensors"])
     steps = [state["meta"][role]["step"] for state in (before, after)]
