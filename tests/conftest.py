@@ -79,3 +79,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]
         return name
 
     return write
+
+
+@pytest.fixture
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of this machine goes nowhere else."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")

@@ -48,6 +48,22 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("models") / "tiny", seed=0, hidden=32, layers=1)
 
 
+@pytest.fixture(scope="module")
+def broken(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """A run that was broken off after its sixth update, in the middle of a batch; none changes it."""
+    some = guarded(str(tiny), tmp_path_factory.mktemp("broken"))
+    assert Course(some, stop_at=6).run().facts is None
+    return some
+
+
+def copied(some: Recipe, folder: Path) -> Recipe:
+    """The same run in a folder of its own."""
+    shutil.copytree(some.out, folder / "run")
+    rows = shutil.copy(some.data.train_files[0], folder / "run.parquet")
+    data = some.data.model_copy(update={"train_files": [str(rows)]})
+    return some.model_copy(update={"out": str(folder / "run"), "data": data})
+
+
 # ---- B32: a NaN gradient walks past clipping
 
 
@@ -157,9 +173,15 @@ def test_a_mini_batch_that_went_too_far_leaves_no_gradient_behind(
     more = {"actor": {"optim": {"lr": 0.1}}, "trainer": {"total_epochs": 1}}
     rule = {"metric": metric, "then": then} | limit
     some = guarded(str(tiny), tmp_path, rules=[rule], **more)  # type: ignore[arg-type]
-    course = Course(some).run()
+    pending: list[bool] = []
+
+    def look(job: Job) -> None:
+        pending.append(any(p.grad is not None for o in job.learner.optimizers.values() for p in o.parameters))
+
+    course = Course(some, also=look).run()
     fired = [line["number"] for line in events(some)]
     assert fired
+    assert not any(pending)
     for number in fired:
         before, after = (course.after[n]["tensors"] for n in (number - 1, number))
         assert same(before, after)
@@ -269,10 +291,8 @@ def test_rates_after_a_resume_are_those_of_the_straight_run(
     assert same_end(straight, broken)
 
 
-def test_another_number_of_steps_at_a_resume_is_refused(tiny: Path, tmp_path: Path) -> None:
-    some = guarded(str(tiny), tmp_path)
-    assert Course(some, stop_at=2).run().facts is None
-    dump(some, tmp_path / "recipe.json")
+def test_another_number_of_steps_at_a_resume_is_refused(broken: Recipe, tmp_path: Path) -> None:
+    dump(copied(broken, tmp_path), tmp_path / "recipe.json")
     for word in ("trainer.total_epochs=3", "trainer.critic_warmup=2", "actor.ppo_epochs=3"):
         other, _ = load(tmp_path / "recipe.json", [word])
         with pytest.raises(
@@ -433,10 +453,9 @@ DAMAGE: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object]]] = {
 
 @pytest.mark.parametrize("what", DAMAGE)
 def test_a_part_that_is_missing_is_an_error_and_never_a_fresh_start(
-    what: str, tiny: Path, tmp_path: Path
+    what: str, broken: Recipe, tmp_path: Path
 ) -> None:
-    some = guarded(str(tiny), tmp_path)
-    assert Course(some, stop_at=6).run().facts is None
+    some = copied(broken, tmp_path)
     ring = Snapshots(Path(some.out) / "train" / "snapshots")
     state = ring.load(6)
     said, damage = DAMAGE[what]
@@ -471,10 +490,9 @@ def with_rows(some: Recipe, rows: list[Trajectory]) -> Recipe:
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_an_unfinished_run_is_never_gone_on_with_on_other_rows_or_settings(
-    what: str, tiny: Path, tmp_path: Path
+    what: str, broken: Recipe, tmp_path: Path
 ) -> None:
-    some = guarded(str(tiny), tmp_path)
-    assert Course(some, stop_at=3).run().facts is None
+    some = copied(broken, tmp_path)
     ring = Snapshots(Path(some.out) / "train" / "snapshots")
     numbers = ring.numbers()
     other = CHANGES[what](some, tmp_path)

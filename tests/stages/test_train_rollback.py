@@ -49,9 +49,7 @@ BACK = ("rollback", {"lr": 0.5})
 # what is put back
 
 
-@pytest.mark.parametrize(
-    ("reading", "to"), [(2, 0), (4, 0), (6, 6), (9, 15)], ids=["start", "batch end", "mid-batch", "later"]
-)
+@pytest.mark.parametrize(("reading", "to"), [(2, 0), (6, 6), (9, 15)], ids=["start", "mid-batch", "later"])
 def test_everything_that_updates_move_is_put_back_bit_for_bit(
     reading: int, to: int, tiny: Path, tmp_path: Path
 ) -> None:
@@ -76,12 +74,9 @@ def test_everything_that_updates_move_is_put_back_bit_for_bit(
         assert moved >= {"critic", "kl_coef_in_loss", "kl_average", "demonstrations"}
 
 
-@pytest.mark.parametrize("lora", [0, 2])
-def test_a_target_in_the_middle_of_a_batch_brings_its_experience_back(
-    lora: int, tiny: Path, tmp_path: Path
-) -> None:
+def test_a_target_in_the_middle_of_a_batch_brings_its_experience_back(tiny: Path, tmp_path: Path) -> None:
     some = guarded(
-        str(tiny), tmp_path, rules=[at(6, *BACK)], guards=POINTS, model={"lora_rank": lora},
+        str(tiny), tmp_path, rules=[at(6, *BACK)], guards=POINTS, model={"lora_rank": 2},
         algorithm={"use_kl_in_reward": True, "insist": True},
     )  # fmt: skip
     kept: dict[str, torch.Tensor] = {}
