@@ -18,7 +18,7 @@ demo: $(STAMP)
 	.venv/bin/rein demo
 
 test: $(STAMP)
-	$(PY) -m pytest -q -n 2
+	$(PY) -m pytest -q -n 2 -m 'not long and not slow and not gpu'
 
 check: $(STAMP)
 	$(PY) -m ruff check .

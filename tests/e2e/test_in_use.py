@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from e2e_run import drafts, recipe, rein, rein_apart, write_recipe
 
+pytestmark = pytest.mark.long
+
 
 def test_two_runs_never_share_a_folder(
     whole: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -8,6 +8,8 @@ from e2e_run import manifest, metrics, recipe, rein, write_recipe
 
 from rein.journal import read, standing
 
+pytestmark = pytest.mark.long
+
 LIMIT = 0.05  # nats per token
 
 

@@ -27,6 +27,8 @@ from rein.stages.train_open import open_job
 from rein.tracking.console import Console
 from rein.tracking.jsonl import read_metrics
 
+pytestmark = pytest.mark.long
+
 STEPS = 7  # of two updates each: the critic's, the actor's
 TENSORS, STATE = "tensors.safetensors", "state.json"
 Words = Callable[..., list[str]]

@@ -20,6 +20,8 @@ from rein.rewards.code import code, extract, plan_of, same_output
 from rein.rewards.sandbox import best_level
 from rein.types import Trajectory
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 MakeRow = Callable[..., Trajectory]
 ADD = "def add(a, b):\n    return a + b\n"

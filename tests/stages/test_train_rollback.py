@@ -35,6 +35,8 @@ from rein.stages.train_open import open_job
 from rein.tracking.console import Console
 from rein.types import Softening, Trajectory
 
+pytestmark = pytest.mark.long
+
 POINTS = {"snapshot_every": 3, "confirm_steps": 1}
 
 
