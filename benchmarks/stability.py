@@ -236,6 +236,9 @@ def main() -> None:
         for task in [pool.submit(run, out, *each) for each in wanted]:
             runs.append(task.result())
             print(json.dumps(runs[-1]), flush=True)
+    for each in runs:
+        if "why" in each:
+            each["why"] = each["why"].replace(f"{out}/", "")
     if not arguments.no_report:
         report(runs, (__doc__ or "").split("\n\n")[2])
 

@@ -190,7 +190,7 @@ class Scores:
         self.actor, self.graph = actor, graph
         self.curve: list[Metrics] = []
 
-    def measure(self) -> Metrics:
+    def measure(self, advance: Callable[[int], None] | None = None) -> Metrics:
         self.curve.append(measure(self.actor.model, self.graph))
         return self.curve[-1]
 

@@ -152,7 +152,7 @@ class Reins:
 
         They do not pile up: the one that waits longest stays, and the newest.
         """
-        if number != self.good and number not in self.pending:
+        if self.acts and number != self.good and number not in self.pending:
             self.pending = [*self.pending[:1], number]
 
     @property

@@ -43,6 +43,7 @@ def words(tiny_lm: str, tmp_path_factory: pytest.TempPathFactory) -> Words:
         data.max_response_length=9 data.train_batch_size=4 actor.ppo_mini_batch_size=4 actor.ppo_epochs=1
         actor.optim.lr=1e-2 critic.optim.lr=1e-2 trainer.critic_warmup=0 threads=1
         trainer.total_training_steps={STEPS} trainer.save_freq=1 cache={folder}/cache
+        guards.preset=off
     """.split()
 
     def of(out: object, *more: str) -> list[str]:
