@@ -16,7 +16,6 @@ from rein.guards.presets import preset as rules_of
 from rein.learner import Learner
 from rein.stages import train
 from rein.stages.train_job import Job
-from rein.stages.train_open import open_job
 from rein.tracking.console import Console
 from rein.types import Softening, Trajectory
 
@@ -89,52 +88,22 @@ def test_stop_epochs_drops_the_rest_of_its_role_in_this_batch_and_nothing_else(
     assert {line["number"] for line in logged(course.recipe)} == set(range(33))
 
 
-def test_nothing_of_a_dropped_update_is_left_to_be_added_to_the_next(tiny: Path, tmp_path: Path) -> None:
-    """A run whose second actor mini-batches are dropped is one that never had them."""
-    rules = [third("actor", "stop_epochs", **{"for": 1, "rest": 0})]
-    some = guarded(str(tiny), tmp_path, rules=rules, trainer={"total_epochs": 1})
-    with pytest.raises(GuardStop, match="all updates of the actor were skipped"):
-        Course(some).run()
-    job = open_job(some, Console(quiet=True))
-    job.close()
-    assert gradients(job.learner, "actor") == []
-    before = open_job(
-        some.model_copy(update={"out": str(tmp_path / "other")}), Console(quiet=True), rehearsal=True
-    )
-    for one, other in zip(job.actor.model.parameters(), before.actor.model.parameters(), strict=True):
-        assert one.equal(other)
-
-
-@pytest.mark.parametrize("word", ["stop_epochs", "skip"])
-def test_what_a_function_wants_left_out_after_the_fact_never_holds_a_run_up(
-    word: str, tiny: Path, tmp_path: Path, own: Callable[[str], str]
+def test_a_function_that_drops_every_batch_never_holds_a_run_up(
+    tiny: Path, tmp_path: Path, own: Callable[[str], str]
 ) -> None:
-    """Said of every probe and every batch: stop_epochs drops what the batch has left, skip is only noted."""
+    """Said of every probe and every batch, stop_epochs passes the batches over, one by one."""
     module = own(
-        f"""
+        """
         def rule(metrics):
             late = "probe/kl_reference" in metrics or "critic/advantages/max" in metrics
-            return {word!r} if late and "never" not in metrics else None
-
-        def never(metrics):
-            return None
+            return "stop_epochs" if late else None
         """
     )
-    runs = [
-        guarded(str(tiny), tmp_path, name, rules=[f"{module}:{name}"], trainer={"total_epochs": 1})
-        for name in ("rule", "never")
-    ]
-    Course(runs[1]).run()
-    if word == "skip":
-        facts = ran(runs[0])
-        assert facts["updates"] == 16
-        assert same_end(*runs)
-        assert {line["action"] for line in events(runs[0])} == {"alert"}
-        return
-    with pytest.raises(GuardStop, match="were skipped"):  # every batch was passed over
-        Course(runs[0]).run()
-    assert not logged(runs[0], "actor/lr")
-    assert {line["action"] for line in events(runs[0])} == {"stop_epochs"}
+    some = guarded(str(tiny), tmp_path, rules=[f"{module}:rule"])
+    with pytest.raises(GuardStop, match="were skipped"):  # nothing was trained
+        Course(some).run()
+    assert not logged(some, "actor/lr")
+    assert {line["action"] for line in events(some)} == {"stop_epochs"}
 
 
 def test_stop_epochs_on_a_probe_ends_the_batch_for_both_roles(tiny: Path, tmp_path: Path) -> None:

@@ -265,18 +265,6 @@ def test_rows_that_a_rollback_leaves_out_count_no_more(size: int, tiny: Path, tm
     assert max(values(runs[0], "critic/vf_loss")[-4:]) < 10
 
 
-def test_without_leaving_rows_out_the_same_rows_trip_again_until_the_run_pauses(
-    tiny: Path, tmp_path: Path
-) -> None:
-    rule = SPIKE | {"then": ["rollback", {"critic_lr": 0.5}]}
-    some = guarded(str(tiny), tmp_path, rows=huge(1e4), rules=[rule], guards={"max_rollbacks": 2})
-    with pytest.raises(GuardStop, match=r"rollback 3, guards.max_rollbacks is 2"):
-        ran(some)
-    backs = events(some, "rollback")
-    assert len(backs) == 3
-    assert len({back["from"] - back["to"] for back in backs}) == 1  # at the same place each time
-
-
 def test_copies_of_a_row_that_is_left_out_are_left_out_too(tiny: Path, tmp_path: Path) -> None:
     rows = random_trajectories(14)
     rows = [*rows, *rows]
