@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from rein.config.guards import Rule
 from rein.config.recipe import Recipe
 from rein.errors import Interrupted, is_out_of_memory
 from rein.guards.decide import GRAVITY
@@ -21,6 +22,7 @@ from rein.runtime.interrupt import Interrupt, deferred
 from rein.stages.train_job import Job
 from rein.stages.train_open import open_job
 from rein.stages.train_reins import LEAVE
+from rein.tables import nearest
 from rein.tracking.console import Advance, Console
 from rein.types import Action, Experience, Metrics, Update, Verdict
 
@@ -81,6 +83,8 @@ def train(job: Job, interrupt: Interrupt, advance: Advance) -> None:
             job.log(experience.metrics)
         if verdict.action is Action.CONTINUE and not reins.anew:
             verdict = job.after_batch(len(experience.rows), partial(between, experience))
+            if job.cursor.batch == 1:
+                warn_of_unread(job)
         obey(job, verdict, experience, advance)
         reins.anew = False  # the rewards are clipped otherwise: what is left of the batch is made again
 
@@ -180,6 +184,15 @@ def warn_of_strangers(job: Job, metrics: Metrics) -> None:
             f"warning: the start policy gives stored tokens {mean:.3g} times their stored probability on "
             "average; was another model, template or temperature used to write them?"
         )
+
+
+def warn_of_unread(job: Job) -> None:
+    """Say so where a rule of the recipe's own has read nothing in a whole batch: a metric misspelled."""
+    own = {rule.metric for rule in job.recipe.guards.rules if isinstance(rule, Rule)}
+    late = job.last.keys() | {metric for metric in own if metric and metric.startswith("val/")}
+    for metric in sorted(metric for metric in own if metric and metric not in late):
+        where = f"warning: guards.rules: {metric} was not there in the first batch"
+        job.console.say(f"{where}; {nearest(metric, job.last)}")
 
 
 def fit_critic(job: Job, interrupt: Interrupt, advance: Advance) -> None:

@@ -438,3 +438,16 @@ def test_every_metric_that_a_preset_watches_is_one_that_a_run_has(tiny: Path, tm
         assert watched - OPTIONAL <= known
         assert OPTIONAL & watched
     assert not OPTIONAL & known
+
+
+def test_a_metric_that_never_comes_is_said_once_with_the_nearest_that_does(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched = ("actor/grad_nrom", "actor/grad_norm", "val/score")
+    rules = [{"name": metric, "metric": metric, "above": 1e30} for metric in watched]
+    train.run(guarded(str(tiny), tmp_path, rules=rules), Console())
+    said = [line for line in capsys.readouterr().out.splitlines() if "guards.rules" in line]
+    assert said == [
+        "warning: guards.rules: actor/grad_nrom was not there in the first batch; did you mean "
+        "actor/grad_norm?"
+    ]
