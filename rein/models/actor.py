@@ -24,10 +24,10 @@ from rein.models.load import (
     model_folder,
     save_folder,
     stop_ids,
-    trunk_of,
 )
 from rein.models.lora import make_trainable
-from rein.models.packing import Packed, pack
+from rein.models.packing import Packed
+from rein.models.trunk import run_trunk, shares_prompts
 from rein.protocols import Reference, Tokenizer
 from rein.types import TokenRow
 
@@ -45,17 +45,12 @@ class Actor:
         self.head = head_function(model)
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self.device = next(model.parameters()).device
+        self.shares_prompts = shares_prompts(model)
 
     def hidden(self, rows: Sequence[TokenRow]) -> tuple[Packed, Tensor]:
         """The pack and the last hidden states before each response token, [R, H]."""
-        packed = pack(rows, self.device)
-        out = trunk_of(self.model)(
-            input_ids=packed.input_ids,
-            position_ids=packed.position_ids,
-            packing=packed.groups,
-            use_cache=False,
-        )
-        return packed, out.last_hidden_state.squeeze(0).index_select(0, packed.states)
+        packed, states = run_trunk(self.model, rows, share=self.shares_prompts)
+        return packed, states.index_select(0, packed.states)
 
     def log_probs(
         self,

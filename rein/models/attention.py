@@ -1,7 +1,9 @@
 """Attention over a pack, registered with transformers as `rein_packed`: each row attends to itself alone.
 
-No mask over the pack is ever built: rows of like length form blocks, and causal attention inside a
-right-padded block needs none. Called without a pack (generation with a cache) it is transformers' own sdpa.
+No mask over the pack is ever built: segments of like length form blocks, and causal attention inside a
+right-padded block needs none. Answers to a prompt that lies in the pack once attend to it in a second call,
+without a mask, and the two are merged by log-sum-exp. Called without a pack (generation with a cache) it is
+transformers' own sdpa.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -17,9 +20,16 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
 from rein.errors import ConfigError
-from rein.models.packing import Group
+from rein.models.packing import Group, Layout
 
 NAME = "rein_packed"
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def can_share(config: Any, device: torch.device) -> bool:
+    """Whether a model's packs may hold a prompt once for several answers: whole attention, on a CPU."""
+    return device.type == "cpu" and not getattr(config, "sliding_window", None)
 
 
 def packed_attention(
@@ -28,7 +38,7 @@ def packed_attention(
     key: Tensor,  # [1, K, N, D]
     value: Tensor,  # [1, K, N, D]
     attention_mask: Tensor | None,
-    packing: list[Group] | None = None,
+    packing: Layout | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -45,9 +55,77 @@ def packed_attention(
             "model: attention with a soft cap is not supported on packed rows yet; use another model"
         )
     q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [N, H, D]
-    cuts = [(slice(group.start, group.stop), group) for group in packing]
+    if q.device.type == "cpu" and sliding_window is None:
+        out: Tensor = _Segments.apply(q, k, v, packing, scaling)
+        return out.unsqueeze(0), None
+    if packing.prompts:
+        raise ConfigError("model: attention in a window over a shared prompt; pack these rows unshared")
+    cuts = [(slice(group.start, group.stop), group) for group in packing.groups]
     parts = [_attend(q[cut], k[cut], v[cut], group, scaling, sliding_window) for cut, group in cuts]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
+
+
+class _Segments(torch.autograd.Function):
+    """Attention of a whole pack as one step of the graph.
+
+    With o_1, l_1 over a segment's own keys and o_2, l_2 over its prompt's (l: log of the softmax's sum),
+    l = log(e^l_1 + e^l_2) and o = e^(l_1 - l) o_1 + e^(l_2 - l) o_2. Given o and l, flash attention's
+    gradient (Dao et al. 2022, appendix B.2) is a sum over keys, so each call adds its own part.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None
+    ) -> Tensor:
+        out = query.new_empty(query.shape)
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        sums = query.new_empty(query.shape[:2], dtype=wide)  # [N, H]
+        for group in layout.groups:
+            cut = slice(group.start, group.stop)
+            found, log_sum = _flash(
+                *(_block(t[cut], group) for t in (query, key, value)), 0.0, True, scale=scaling
+            )
+            out[cut], sums[cut] = _flat(found, group), _flat(log_sum, group)
+        for prompt in layout.prompts:
+            own, keys = slice(prompt.own_start, prompt.own_stop), slice(prompt.start, prompt.stop)
+            found, log_sum = _flash(
+                *(_row(t) for t in (query[own], key[keys], value[keys])), 0.0, False, scale=scaling
+            )
+            other = log_sum[0].transpose(0, 1)
+            share = torch.sigmoid(other - sums[own]).unsqueeze(-1)  # of the prompt
+            sums[own] = torch.logaddexp(sums[own], other)
+            out[own] = torch.lerp(out[own].to(wide), found[0].transpose(0, 1).to(wide), share).to(out.dtype)
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.layout, ctx.scaling = layout, scaling
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        query, key, value, out, sums = ctx.saved_tensors
+        grads = [t.new_empty(t.shape) for t in (query, key, value)]
+        for group in ctx.layout.groups:
+            cut = slice(group.start, group.stop)
+            found = _flash_backward(
+                *(_block(t[cut], group) for t in (grad, query, key, value, out, sums)),
+                0.0,
+                True,
+                scale=ctx.scaling,
+            )
+            for whole, part in zip(grads, found, strict=True):
+                whole[cut] = _flat(part, group)
+        for prompt in ctx.layout.prompts:
+            own, keys = slice(prompt.own_start, prompt.own_stop), slice(prompt.start, prompt.stop)
+            some = (grad[own], query[own], key[keys], value[keys], out[own], sums[own])
+            found = _flash_backward(*(_row(t) for t in some), 0.0, False, scale=ctx.scaling)
+            for whole, cut, part in zip(grads, (own, keys, keys), found, strict=True):
+                whole[cut] += part[0].transpose(0, 1)
+        return grads[0], grads[1], grads[2], None, None
+
+
+def _row(tensor: Tensor) -> Tensor:
+    """[n, H, ...] -> [1, H, n, ...]"""
+    return tensor.transpose(0, 1).unsqueeze(0)
 
 
 def _attend(
@@ -68,16 +146,21 @@ def _attend(
         scale=scaling,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    flat = out.transpose(1, 2).reshape(group.rows * group.length, *query.shape[1:])
-    return flat if group.scatter is None else flat.index_select(0, group.scatter)
+    return _flat(out, group)
 
 
 def _block(tensor: Tensor, group: Group) -> Tensor:
-    """[N, H, D] -> [rows, H, length, D], right-padded with 0."""
+    """[N, H, ...] -> [rows, H, length, ...], right-padded with 0."""
     if group.scatter is not None:
         padded = tensor.new_zeros((group.rows * group.length, *tensor.shape[1:]))
         tensor = padded.index_copy(0, group.scatter, tensor)
     return tensor.view(group.rows, group.length, *tensor.shape[1:]).transpose(1, 2)
+
+
+def _flat(block: Tensor, group: Group) -> Tensor:
+    """[rows, H, length, ...] -> [N, H, ...], without the padding."""
+    flat = block.transpose(1, 2).reshape(group.rows * group.length, block.shape[1], *block.shape[3:])
+    return flat if group.scatter is None else flat.index_select(0, group.scatter)
 
 
 def _mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:

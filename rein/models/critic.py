@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.models.load import load_scalar_model, load_tokenizer, model_folder, save_folder, trunk_of
+from rein.models.load import load_scalar_model, load_tokenizer, model_folder, save_folder
 from rein.models.lora import make_trainable
-from rein.models.packing import pack
+from rein.models.trunk import run_trunk, shares_prompts
 from rein.protocols import Tokenizer
 from rein.types import TokenRow
 
@@ -24,17 +24,12 @@ class Critic:
         self.tokenizer = tokenizer
         self.path = path
         self.device = next(model.parameters()).device
+        self.shares_prompts = shares_prompts(model)
 
     def values(self, rows: Sequence[TokenRow]) -> Tensor:
         """V before each response token, [B, T], fp32; 0 past a row's end."""
-        packed = pack(rows, self.device)
-        out = trunk_of(self.model)(
-            input_ids=packed.input_ids,
-            position_ids=packed.position_ids,
-            packing=packed.groups,
-            use_cache=False,
-        )
-        hidden = out.last_hidden_state.squeeze(0).index_select(0, packed.states)
+        packed, states = run_trunk(self.model, rows, share=self.shares_prompts)
+        hidden = states.index_select(0, packed.states)
         values: Tensor = self.model.score(hidden).squeeze(-1)
         return packed.spread(values if values.dtype == torch.float64 else values.float())
 

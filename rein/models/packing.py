@@ -1,8 +1,9 @@
 """Rows laid end to end without padding, and where each response token's state lies in the pack.
 
-B rows become one sequence of N tokens; positions restart at each row. Attention needs rows apart: `groups`
-says, for rows of like length, which pack positions form each row, so that attention runs on small [rows,
-length] blocks.
+B rows become one sequence of N tokens; positions restart at each row. With `share`, a prompt that several
+rows answer lies there once, and their answers are segments of their own that go on from its end. Attention
+needs segments apart: `layout` says which pack positions form each, so that it runs on small [rows, length]
+blocks, and which segments also read a prompt.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rein.sharing import families
 from rein.types import TokenRow
 
 GROUP_WASTE = 0.2  # a block may hold this share of padding before another block is opened
@@ -21,13 +23,31 @@ GROUP_WASTE = 0.2  # a block may hold this share of padding before another block
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows whose attention runs as one block of `rows` x `length`."""
+    """Segments whose causal attention runs as one block of `rows` x `length`."""
 
-    start: int  # first pack position of the group; its rows follow each other
+    start: int  # first pack position of the group; its segments follow each other
     stop: int
     rows: int
     length: int
     scatter: Tensor | None  # [stop - start] block position of each pack position; None: no padding
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrompt:
+    """A prompt at start:stop, read whole by every position of own_start:own_stop, its rows' answers."""
+
+    start: int
+    stop: int
+    own_start: int
+    own_stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What attention needs to know of a pack."""
+
+    groups: list[Group]  # in the order of their positions; they cover the pack
+    prompts: list[SharedPrompt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +56,7 @@ class Packed:
 
     input_ids: Tensor  # [1, N]
     position_ids: Tensor  # [1, N]
-    groups: list[Group]
+    layout: Layout
     states: Tensor  # [R] pack position of the state before each response token
     last: Tensor  # [B] pack position of each row's last token
     targets: Tensor  # [R] the response token ids
@@ -49,45 +69,67 @@ class Packed:
         return values.new_zeros(self.shape).index_put((self.row, self.column), values)
 
 
-def pack(rows: Sequence[TokenRow], device: torch.device | str = "cpu") -> Packed:
-    """Lay rows end to end, those of like length beside each other; the answer's order is the rows'."""
-    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
-    order = sorted(range(len(rows)), key=lambda i: (lengths[i], i))
-    ids, states, row_index, column, targets = [], [], [], [], []
-    last = np.zeros(len(rows), dtype=np.int64)
-    offset = 0
-    for i in order:
-        prompt, response = rows[i].prompt_ids, rows[i].response_ids
-        ids += [prompt, response]
-        first = offset + len(prompt) - 1
-        states.append(np.arange(first, first + len(response)))
-        row_index.append(np.full(len(response), i))
-        column.append(np.arange(len(response)))
-        targets.append(response)
-        offset += lengths[i]
-        last[i] = offset - 1
-    sorted_lengths = [lengths[i] for i in order]
+def pack(rows: Sequence[TokenRow], device: torch.device | str = "cpu", *, share: bool = False) -> Packed:
+    """Lay rows end to end, segments of like length beside each other; the answer's order is the rows'."""
+    places, layout, order = _laid_out(rows, device, share)
+    lengths = [len(row.response_ids) for row in rows]
+    ids = np.zeros(1 + max(int(place[-1]) for place in places), dtype=np.int64)
+    positions = np.zeros_like(ids)
+    for row, place in zip(rows, places, strict=True):
+        ids[place] = np.concatenate([row.prompt_ids, row.response_ids])
+        positions[place] = np.arange(len(place))
 
-    def tensor(parts: list[np.ndarray]) -> Tensor:
+    def tensor(parts: Sequence[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(device)
 
     return Packed(
-        input_ids=tensor(ids).unsqueeze(0),
-        position_ids=tensor([np.arange(n) for n in sorted_lengths]).unsqueeze(0),
-        groups=_groups(sorted_lengths, device),
-        states=tensor(states),
-        last=torch.from_numpy(last).to(device),
-        targets=tensor(targets),
-        row=tensor(row_index),
-        column=tensor(column),
-        shape=(len(rows), max(len(row.response_ids) for row in rows)),
+        input_ids=tensor([ids]).unsqueeze(0),
+        position_ids=tensor([positions]).unsqueeze(0),
+        layout=layout,
+        states=tensor([places[i][len(places[i]) - lengths[i] - 1 : -1] for i in order]),
+        last=tensor([place[-1:] for place in places]),
+        targets=tensor([rows[i].response_ids for i in order]),
+        row=tensor([np.full(lengths[i], i) for i in order]),
+        column=tensor([np.arange(lengths[i]) for i in order]),
+        shape=(len(rows), max(lengths)),
     )
 
 
-def _groups(lengths: list[int], device: torch.device | str) -> list[Group]:
-    """Cut ascending lengths into blocks of little padding."""
+def _laid_out(
+    rows: Sequence[TokenRow], device: torch.device | str, share: bool
+) -> tuple[list[np.ndarray], Layout, list[int]]:
+    """The pack positions of each row's tokens, [P + T]; the layout; the rows as they come in the pack."""
+    together = families(rows) if share else [[i] for i in range(len(rows))]
+    whole = [family[0] for family in together if len(family) == 1]
+    shared = [family for family in together if len(family) > 1]
+    first = [(len(rows[i].prompt_ids) + len(rows[i].response_ids), [i]) for i in whole]
+    first += [(len(rows[family[0]].prompt_ids), family) for family in shared]
+    first.sort(key=lambda entry: (entry[0], entry[1][0]))
+    groups, prompts, order = _groups([length for length, _ in first], 0, device), [], []
+    places = [np.zeros(0, dtype=np.int64)] * len(rows)
+    begin, end = 0, sum(length for length, _ in first)
+    for length, family in first:
+        prompt = np.arange(begin, begin + length)
+        begin += length
+        if len(family) == 1:
+            places[family[0]] = prompt
+            order += family
+            continue
+        own = sorted(family, key=lambda i: (len(rows[i].response_ids), i))
+        lengths = [len(rows[i].response_ids) for i in own]
+        groups += _groups([n for n in lengths if n], end, device)
+        prompts.append(SharedPrompt(begin - length, begin, end, end + sum(lengths)))
+        for i, n in zip(own, lengths, strict=True):
+            places[i] = np.concatenate([prompt, np.arange(end, end + n)])
+            end += n
+        order += own
+    return places, Layout(groups, [prompt for prompt in prompts if prompt.own_stop > prompt.own_start]), order
+
+
+def _groups(lengths: list[int], offset: int, device: torch.device | str) -> list[Group]:
+    """Cut ascending lengths, the first at pack position `offset`, into blocks of little padding."""
     groups: list[Group] = []
-    begin = start = 0
+    begin, start = 0, offset
     for i in range(len(lengths)):
         tokens = sum(lengths[begin : i + 1])
         is_last = i + 1 == len(lengths)

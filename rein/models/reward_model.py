@@ -15,10 +15,9 @@ from rein.models.load import (
     model_folder,
     save_folder,
     stop_ids,
-    trunk_of,
 )
 from rein.models.lora import make_trainable
-from rein.models.packing import pack
+from rein.models.trunk import run_trunk, shares_prompts
 from rein.protocols import Tokenizer
 from rein.types import TokenRow
 
@@ -31,19 +30,14 @@ class RewardModel:
         self.tokenizer = tokenizer
         self.path = path
         self.device = next(model.parameters()).device
+        self.shares_prompts = shares_prompts(model)
         # transformers finds the last token by this id; without it a batch cannot be scored after reload.
         model.config.pad_token_id = tokenizer.pad_token_id
 
     def scores(self, rows: Sequence[TokenRow]) -> Tensor:
         """[B]; the head runs in fp32 whatever the trunk's dtype, so near answers do not tie."""
-        packed = pack(rows, self.device)
-        out = trunk_of(self.model)(
-            input_ids=packed.input_ids,
-            position_ids=packed.position_ids,
-            packing=packed.groups,
-            use_cache=False,
-        )
-        hidden = out.last_hidden_state.squeeze(0).index_select(0, packed.last)
+        packed, states = run_trunk(self.model, rows, share=self.shares_prompts)
+        hidden = states.index_select(0, packed.last)
         wide = hidden if hidden.dtype == torch.float64 else hidden.float()
         scores = torch.nn.functional.linear(
             wide, self.model.score.weight.to(wide.dtype), self.model.score.bias

@@ -47,7 +47,7 @@ def test_blocks_cover_the_pack_and_waste_little(lengths: list[tuple[int, int]]) 
     rows = [row([1] * p, [1] * t) for p, t in lengths]
     packed = pack(rows)
     position = 0
-    for group in packed.groups:
+    for group in packed.layout.groups:
         assert group.start == position
         position = group.stop
         tokens = group.stop - group.start
@@ -58,7 +58,7 @@ def test_blocks_cover_the_pack_and_waste_little(lengths: list[tuple[int, int]]) 
             assert len(set(group.scatter.tolist())) == tokens
             assert int(group.scatter.max()) == group.rows * group.length - 1
     assert position == sum(p + t for p, t in lengths)
-    assert sum(group.rows for group in packed.groups) == len(rows)
+    assert sum(group.rows for group in packed.layout.groups) == len(rows)
 
 
 def test_packing_is_the_same_for_the_same_rows() -> None:
