@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rein.config.recipe import Recipe
-from rein.data.batches import micro_batches
+from rein.data.batches import row_batches
 from rein.errors import DataError
 from rein.functional.advantages import (
     ESTIMATORS,
@@ -51,12 +51,13 @@ def in_micro_batches(
     rows: Sequence[Trajectory],
     budget: int,
     compute: Callable[[list[Trajectory], Tensor], Tensor],  # rows, temperature [b] -> [b, t]
+    *,
+    share: bool = False,  # whether compute reads a prompt of several rows once
 ) -> Tensor:
     """`compute` on token-budget micro-batches, without gradient; the answers back in order, [B, T]."""
-    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     out: Tensor | None = None
     with torch.no_grad():
-        for part in micro_batches(lengths, budget):
+        for part in row_batches(rows, budget, share=share):
             some = [rows[i] for i in part]
             found = compute(some, temperatures(some))
             if out is None:
@@ -84,13 +85,13 @@ class ExperienceMaker:
         self.actor, self.critic, self.references = actor, critic, references
         self.corrected = corrected
         self.statistics, self.reference = statistics, reference
-        self.token_budget = recipe.actor.ppo_max_token_len_per_gpu
+        self.token_budget = recipe.actor.token_budget
         self.reward_manager = recipe.reward_manager
         self.between: Callable[[], None] = lambda: None  # called between the passes of a batch
 
     def soften(self, soft: Softening) -> None:
         """Take what remedies have made of the token budget and the reward clip; from the next batch on."""
-        given = self.recipe.actor.ppo_max_token_len_per_gpu
+        given = self.recipe.actor.token_budget
         self.token_budget = max(int(given * soft.token_budget), 1)
         self.reward_manager = self.recipe.reward_manager
         if soft.reward_clip is not None:
@@ -107,7 +108,10 @@ class ExperienceMaker:
         """
         budget = self.token_budget
         mask = padded([row.response_mask for row in rows], torch.bool)
-        old = in_micro_batches(rows, budget, lambda part, temp: self.actor.log_probs(part, temp)[0])
+        share = self.actor.shares_prompts
+        old = in_micro_batches(
+            rows, budget, lambda part, temp: self.actor.log_probs(part, temp)[0], share=share
+        )
         self._finite(rows, old, mask)
         self.between()
         experience = Experience(
@@ -206,7 +210,10 @@ class ExperienceMaker:
             return None
         actor = self.actor
         return in_micro_batches(
-            e.rows, budget, lambda part, temp: actor.log_probs_and_kl(part, temp, reference)[2]
+            e.rows,
+            budget,
+            lambda part, temp: actor.log_probs_and_kl(part, temp, reference)[2],
+            share=actor.shares_prompts,
         )
 
     def _estimate(self, e: Experience, rewards: Tensor) -> None:
@@ -215,7 +222,9 @@ class ExperienceMaker:
             return
         if self.critic is not None:
             critic, budget = self.critic, self.token_budget
-            e.values = in_micro_batches(e.rows, budget, lambda part, _: critic.values(part))
+            e.values = in_micro_batches(
+                e.rows, budget, lambda part, _: critic.values(part), share=critic.shares_prompts
+            )
             self.between()
         known: dict[str, Tensor | None] = {
             "token_level_rewards": rewards,

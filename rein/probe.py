@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rein.data.batches import micro_batches
+from rein.data.batches import row_batches
 from rein.functional.masked import masked_mean
 from rein.models.actor import Actor
 from rein.models.load import head_function
@@ -26,8 +26,7 @@ class Probe:
     def __init__(self, actor: Actor, rows: Sequence[Trajectory], budget: int) -> None:
         self.actor = actor
         self.rows = list(rows)
-        lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
-        self.parts = micro_batches(lengths, budget) if rows else []
+        self.parts = row_batches(rows, budget, share=actor.shares_prompts)
         with torch.no_grad():
             self.hidden = [actor.hidden(self._some(part))[1].clone() for part in self.parts]
         head = copy.deepcopy(actor.model.get_output_embeddings()).requires_grad_(False)

@@ -35,6 +35,7 @@ class Actor(Protocol):
     """The policy: log-probs of stored responses, with gradient where the caller's context allows."""
 
     model: nn.Module
+    shares_prompts: bool  # rows of one micro-batch that answer the same prompt compute it once
 
     def log_probs(
         self,
@@ -76,6 +77,7 @@ class Critic(Protocol):
     """The value function: V(s_t) read at the state before response token t."""
 
     model: nn.Module
+    shares_prompts: bool  # as the actor's
 
     def values(self, rows: Sequence[TokenRow]) -> Tensor:
         """[B, T]"""

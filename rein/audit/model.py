@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.data.batches import micro_batches
+from rein.data.batches import row_batches
 from rein.functional.advantages import trace_kept
 from rein.functional.calibration import above, chance_beyond, surprise
 from rein.functional.correction_metrics import distance_metrics
@@ -90,7 +90,7 @@ def _read(actor: Actor, rows: Sequence[Trajectory], budget: int) -> Read:
         return torch.stack(own)
 
     columns, of_row, behavior = [], [], []
-    for part in micro_batches([len(row.prompt_ids) + len(row.response_ids) for row in rows], budget):
+    for part in row_batches(rows, budget, share=actor.shares_prompts):
         some = [rows[i] for i in part]
         temperature = torch.tensor([row.temperature for row in some], dtype=torch.float64)
         found = actor.over_logits(some, temperature, compute).double().cpu()

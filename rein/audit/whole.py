@@ -40,7 +40,7 @@ def audit(recipe: Recipe, files: Sequence[str | Path], actor: Actor, encoder: En
     others = evaluation_files(recipe)
     asked = {prompt_key(prompt.prompt_ids) for prompt in _prompts(recipe, others, encoder)}
     evidence = evidence_of(kind, rows, evaluation=asked, evaluation_files=others)
-    model = facts(actor, rows, recipe.actor.ppo_max_token_len_per_gpu) if rows else None
+    model = facts(actor, rows, recipe.actor.token_budget) if rows else None
     return Audited(evidence, model, judge(evidence, model, recomputed=recipe.data.behavior == "recomputed"))
 
 

@@ -169,7 +169,7 @@ def _batch_warnings(recipe: Recipe, plans: dict[str, Plan]) -> list[str]:
         size = getattr(getattr(recipe, section), name)
         if stage_of[section] in plans and not low <= size <= high:
             found.append(f"{key} {size} rows is outside the usual {low} to {high}")
-    train, budget = plans.get("train"), recipe.actor.ppo_max_token_len_per_gpu
+    train, budget = plans.get("train"), recipe.actor.token_budget
     if train is not None and recipe.actor.use_dynamic_bsz and train.longest > budget:
         found.append(
             f"the longest row may have {train.longest} tokens; actor.ppo_max_token_len_per_gpu is {budget}: "

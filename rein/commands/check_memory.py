@@ -109,7 +109,7 @@ def _supervised(recipe: Recipe, shape: Shape, plan: Plan, rows: int, size: int, 
 def _train(recipe: Recipe, shapes: dict[str, Shape | None], plan: Plan, size: int) -> Parts:
     actor, critic, reward = shapes["actor"], shapes.get("critic"), shapes.get("reward model")
     assert actor is not None
-    budget = recipe.actor.ppo_max_token_len_per_gpu
+    budget = recipe.actor.token_budget
     if not recipe.actor.use_dynamic_bsz:
         budget = (recipe.actor.ppo_micro_batch_size or 1) * plan.longest
     tokens = _tokens(plan, recipe.actor.ppo_mini_batch_size, budget)
@@ -145,8 +145,10 @@ def _trained(recipe: Recipe, shape: Shape) -> int:
     return rank * sum(rows + columns for rows, columns in shape.linear) if rank else shape.parameters
 
 
-def _held(recipe: Recipe, shape: Shape) -> int:
-    return shape.parameters + (_trained(recipe, shape) if recipe.model.lora_rank else 0)
+def _held(recipe: Recipe, shape: Shape) -> float:
+    """Weights, adapters, and the half as wide copies that `fast` computes with."""
+    own = shape.parameters + (_trained(recipe, shape) if recipe.model.lora_rank else 0)
+    return own * (1.5 if recipe.model.precision == "fast" else 1.0)
 
 
 def _scalar(shape: Shape) -> int:

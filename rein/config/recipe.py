@@ -59,7 +59,9 @@ class Model(Section):
     lora_alpha: Above = 16
     target_modules: str | list[str] = "all-linear"
     enable_gradient_checkpointing: bool = False
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Literal["float32", "float64"] = "float32"  # of the weights that are trained and saved
+    # What the trained models compute in: their dtype, or bfloat16 with float32 weights, heads and sums.
+    precision: Literal["exact", "fast"] = "exact"
     trust_remote_code: bool = False
 
 
@@ -202,7 +204,14 @@ class Actor(Section):
     grad_clip: Above = 1.0
     loss_agg_mode: LossAggMode = "token-mean"
     use_dynamic_bsz: bool = True
-    ppo_max_token_len_per_gpu: Positive = 4096  # token budget of a micro-batch
+    # Token budget of a micro-batch, of both roles; auto: timed when training starts, and kept.
+    ppo_max_token_len_per_gpu: Positive | Literal["auto"] = 4096
+
+    @property
+    def token_budget(self) -> int:
+        """As given; where it is still to be timed, the default."""
+        given = self.ppo_max_token_len_per_gpu
+        return 4096 if given == "auto" else given
 
 
 class CriticModel(Section):

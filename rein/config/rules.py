@@ -83,6 +83,7 @@ def broken(recipe: Recipe) -> list[Broken]:
         *_shaping(recipe),
         *_mixing(recipe),
         *_behavior(recipe),
+        *_precision(recipe),
         *_stages(recipe),
     ]
 
@@ -205,6 +206,13 @@ def _behavior(recipe: Recipe) -> list[Broken]:
         return [
             Broken("data.behavior_model", f"data.behavior {data.behavior} reads no model; write recomputed")
         ]
+    return []
+
+
+def _precision(recipe: Recipe) -> list[Broken]:
+    if recipe.model.precision == "fast" and recipe.model.dtype != "float32":
+        why = f"fast is for float32 weights; with model.dtype {recipe.model.dtype} write exact"
+        return [Broken("model.precision", why)]
     return []
 
 

@@ -5,12 +5,15 @@ else that runs can disturb an order.
 """
 
 import hashlib
+import heapq
 from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from rein.errors import ConfigError
+from rein.sharing import families
+from rein.types import TokenRow
 
 Entry = TypeVar("Entry")
 
@@ -95,6 +98,70 @@ def micro_batches(lengths: Sequence[int], budget: int, max_rows: int | None = No
         groups[-1].append(row)
         used += lengths[row]
     return groups
+
+
+def row_batches(
+    rows: Sequence[TokenRow],
+    budget: int,
+    *,
+    share: bool,  # rows of one prompt compute it once: they lie together and it is counted once
+    max_rows: int | None = None,
+) -> list[list[int]]:
+    """Micro-batches whose tokens fit the budget, as few as can be and about equally long, longest first.
+
+    A row above the budget is alone. Raises ConfigError for a budget or `max_rows` below 1.
+    """
+    if budget < 1:
+        raise ConfigError(f"token budget: {budget}; give 1 or more")
+    if max_rows is not None and max_rows < 1:
+        raise ConfigError(f"micro-batch size: {max_rows} rows; give 1 or more")
+    most = len(rows) if max_rows is None else max_rows
+    units = [
+        unit
+        for family in (families(rows) if share else [[i] for i in range(len(rows))])
+        for unit in _units(rows, family, budget, most)
+    ]
+    units.sort(key=lambda unit: (-unit[0], unit[1]))
+    fitting = [unit for unit in units if unit[0] <= budget]
+    alone = [unit[1] for unit in units if unit[0] > budget]
+    half = sum(2 * tokens > budget for tokens, _ in fitting)
+    count = max(-(-sum(tokens for tokens, _ in fitting) // budget), half)
+    while (found := _spread(fitting, count, budget, most)) is None:
+        count += 1
+    return alone + found
+
+
+def _units(
+    rows: Sequence[TokenRow], family: Sequence[int], budget: int, max_rows: int
+) -> list[tuple[int, list[int]]]:
+    """A family cut where its tokens with the prompt counted once would not fit: tokens and rows of each."""
+    found: list[tuple[int, list[int]]] = []
+    for i in sorted(family, key=lambda i: (-len(rows[i].response_ids), i)):
+        more = len(rows[i].response_ids)
+        if found and found[-1][0] + more <= budget and len(found[-1][1]) < max_rows:
+            found[-1] = found[-1][0] + more, [*found[-1][1], i]
+        else:
+            found.append((len(rows[i].prompt_ids) + more, [i]))
+    return found
+
+
+def _spread(
+    units: Sequence[tuple[int, list[int]]], count: int, budget: int, max_rows: int
+) -> list[list[int]] | None:
+    """Units, longest first, each to the group of fewest tokens; None where one does not fit there."""
+    groups: list[list[int]] = [[] for _ in range(count)]
+    heap = [(0, number) for number in range(count)]
+    for tokens, unit in units:
+        aside = []
+        while heap and len(groups[heap[0][1]]) + len(unit) > max_rows:
+            aside.append(heapq.heappop(heap))
+        if not heap or heap[0][0] + tokens > budget:
+            return None
+        used, number = heapq.heappop(heap)
+        groups[number] += unit
+        for entry in (*aside, (used + tokens, number)):
+            heapq.heappush(heap, entry)
+    return [group for group in groups if group]
 
 
 def over_budget(lengths: Sequence[int], budget: int) -> list[int]:

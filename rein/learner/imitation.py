@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from rein.config.recipe import Recipe
-from rein.data.batches import micro_batches
+from rein.data.batches import row_batches
 from rein.data.mixing import Mixing
 from rein.functional.losses.aggregate import aggregate
 from rein.functional.losses.imitation import negative_log_likelihood
@@ -58,9 +58,8 @@ class Imitation:
 
     def _cut(self, some: list[Demonstration], budget: int) -> list[list[Demonstration]]:
         actor = self.recipe.actor
-        lengths = [len(row.prompt_ids) + len(row.response_ids) for row in some]
         most = None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size
-        parts = micro_batches(lengths, budget, most)
+        parts = row_batches(some, budget, share=self.actor.shares_prompts, max_rows=most)
         return [[some[i] for i in part] for part in parts]
 
     def advance(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rein.config.recipe import Recipe
-from rein.data.batches import chunks, even_cuts, micro_batches, mini_batch_count
+from rein.data.batches import chunks, even_cuts, micro_batches, mini_batch_count, row_batches
 from rein.data.mixing import Mixing
 from rein.errors import CheckpointError
 from rein.functional.kl import EXACT_KINDS, adaptive_kl_coef, moving_average_kl
@@ -161,21 +161,23 @@ class Learner:
     @property
     def token_budget(self) -> int:
         """Tokens of a micro-batch; a longer row is one by itself."""
-        return max(int(self.recipe.actor.ppo_max_token_len_per_gpu * self.soft.token_budget), 1)
+        return max(int(self.recipe.actor.token_budget * self.soft.token_budget), 1)
 
     def _micro_batches(self, update: Update, e: Experience) -> list[list[int]]:
         actor, budget = self.recipe.actor, self.token_budget
-        lengths = [len(e.rows[i].prompt_ids) + len(e.rows[i].response_ids) for i in update.rows]
+        rows = [e.rows[i] for i in update.rows]
         if self.paired:
+            lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
             both = [a + b for a, b in zip(lengths[0::2], lengths[1::2], strict=True)]
             pairs = micro_batches(both, budget)
             return [[row for pair in part for row in (2 * pair, 2 * pair + 1)] for part in pairs]
         if actor.use_dynamic_bsz:
-            return micro_batches(lengths, budget)
-        size = actor.ppo_micro_batch_size or len(lengths)
+            model = self.actor if update.role == "actor" or self.critic is None else self.critic
+            return row_batches(rows, budget, share=model.shares_prompts)
+        size = actor.ppo_micro_batch_size or len(rows)
         if update.role == "critic":
             size = self.recipe.critic.ppo_micro_batch_size or size
-        return [list(range(i, min(i + size, len(lengths)))) for i in range(0, len(lengths), size)]
+        return [list(range(i, min(i + size, len(rows)))) for i in range(0, len(rows), size)]
 
     def apply(self, role: str) -> None:
         """Clip and step this role's optimizer."""

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rein.errors import CheckpointError
 from rein.functional.log_probs import entropy_of, exact_kl, log_probs_of
+from rein.models.head import head_log_probs, plain_head
 from rein.models.load import (
     head_function,
     load_causal_lm,
@@ -24,9 +25,11 @@ from rein.models.load import (
     model_folder,
     save_folder,
     stop_ids,
+    trunk_of,
 )
 from rein.models.lora import make_trainable
 from rein.models.packing import Packed
+from rein.models.precision import is_fast, make_fast
 from rein.models.trunk import run_trunk, shares_prompts
 from rein.protocols import Reference, Tokenizer
 from rein.types import TokenRow
@@ -42,15 +45,16 @@ class Actor:
         self.tokenizer = tokenizer
         self.path = path
         self.stop_ids = stop_ids(path, tokenizer)
-        self.head = head_function(model)
-        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        self.head, self.plain_head = head_function(model), plain_head(model)
+        weight = model.get_output_embeddings().weight
+        self.vocabulary, self.dtype = int(weight.shape[0]), weight.dtype
         self.device = next(model.parameters()).device
         self.shares_prompts = shares_prompts(model)
 
     def hidden(self, rows: Sequence[TokenRow]) -> tuple[Packed, Tensor]:
         """The pack and the last hidden states before each response token, [R, H]."""
         packed, states = run_trunk(self.model, rows, share=self.shares_prompts)
-        return packed, states.index_select(0, packed.states)
+        return packed, states.index_select(0, packed.states).to(self.dtype)
 
     def log_probs(
         self,
@@ -87,6 +91,8 @@ class Actor:
         beside = () if reference is None else (reference.hidden(rows),)
         packed, hidden = self.hidden(rows)
         per_token = temperature.to(hidden.dtype).index_select(0, packed.row)
+        if self.plain_head is not None and not entropy and reference is None:
+            return [packed.spread(self._of_plain_head(hidden / per_token.unsqueeze(1), packed.targets))]
 
         def chunk(states: Tensor, ids: Tensor, temp: Tensor, *ref_states: Tensor) -> Tensor:
             logits = self.head(states)
@@ -138,6 +144,17 @@ class Actor:
         found = self._chunked(chunk, hidden, packed.targets, per_token)
         return torch.stack([packed.spread(values) for values in found])
 
+    def _of_plain_head(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Log-probs alone, the most frequent wish, [R]."""
+        assert self.plain_head is not None
+        return head_log_probs(
+            hidden,
+            self.plain_head.weight,
+            ids,
+            chunk=max(CHUNK_LOGITS // self.vocabulary, 1),
+            precision="medium" if is_fast(self.model) else torch.get_float32_matmul_precision(),
+        )
+
     def _chunked(self, chunk: Callable[..., Tensor], hidden: Tensor, *rest: Tensor) -> Tensor:
         size = max(CHUNK_LOGITS // self.vocabulary, 1)
         if len(hidden) <= size:
@@ -160,6 +177,7 @@ def load_actor(
     path: str,
     *,
     dtype: str = "float32",
+    precision: str = "exact",
     lora_rank: int = 0,
     lora_alpha: float = 16,
     target_modules: str | list[str] = "all-linear",
@@ -186,6 +204,8 @@ def load_actor(
     )
     actor = Actor(model, tokenizer, path)
     _check_packed(actor, where)
+    if precision == "fast":
+        make_fast(model, trunk_of(model), [model.get_output_embeddings()])
     return actor
 
 

@@ -56,7 +56,7 @@ def packed_attention(
         )
     q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [N, H, D]
     if q.device.type == "cpu" and sliding_window is None:
-        out: Tensor = _Segments.apply(q, k, v, packing, scaling)
+        out: Tensor = _Segments.apply(q, k, v, packing, scaling)  # type: ignore[no-untyped-call]
         return out.unsqueeze(0), None
     if packing.prompts:
         raise ConfigError("model: attention in a window over a shared prompt; pack these rows unshared")

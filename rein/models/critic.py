@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.models.load import load_scalar_model, load_tokenizer, model_folder, save_folder
+from rein.models.load import load_scalar_model, load_tokenizer, model_folder, save_folder, trunk_of
 from rein.models.lora import make_trainable
+from rein.models.precision import make_fast
 from rein.models.trunk import run_trunk, shares_prompts
 from rein.protocols import Tokenizer
 from rein.types import TokenRow
@@ -41,6 +42,7 @@ def load_critic(
     path: str,
     *,
     dtype: str = "float32",
+    precision: str = "exact",
     lora_rank: int = 0,
     lora_alpha: float = 16,
     target_modules: str | list[str] = "all-linear",
@@ -60,4 +62,6 @@ def load_critic(
         enable_gradient_checkpointing=enable_gradient_checkpointing,
         seed=seed,
     )
+    if precision == "fast":
+        make_fast(model, trunk_of(model), [model.score])
     return Critic(model, load_tokenizer(path, trust_remote_code=trust_remote_code, where=where), path)

@@ -25,7 +25,7 @@ NO_EFFECT = {
 _TEMPLATE = ("chat_template.jinja", "chat_template.json")
 
 
-def model_key(path: str, *, dtype: str, device: str, where: str) -> dict[str, str]:
+def model_key(path: str, *, dtype: str, device: str, where: str, precision: str = "exact") -> dict[str, str]:
     """Weights, configuration, tokenizer and template by hash, and the numeric path.
 
     An adapter's folder counts with its base. Raises ConfigError for a folder without safetensors.
@@ -47,7 +47,9 @@ def model_key(path: str, *, dtype: str, device: str, where: str) -> dict[str, st
         "configuration": _hash_json([_plain(each) for each in settings], _hash_all(own_code)),
         "tokenizer": _tokenizer(folder),
         "template": _template(folder),
-        "numeric path": f"{dtype} {device} {attention.NAME}",
+        "numeric path": " ".join(
+            [dtype, device, attention.NAME, *([] if precision == "exact" else [precision])]
+        ),
     }
 
 

@@ -31,6 +31,7 @@ from rein.errors import CheckpointError, ConfigError, GuardStop, ReinError
 from rein.model_files import open_weights, read_json, stop_ids_of
 from rein.models import attention
 from rein.models.lora import fused_state_dict, has_lora
+from rein.models.precision import quickest_float32
 from rein.protocols import Tokenizer
 
 TOKENIZER_FILES = ("token", "vocab", "spiece", "sentencepiece", "merges", ".model")  # parts of their names
@@ -107,6 +108,7 @@ def _first(error: Exception) -> str:
 def _load(auto: Any, path: str, where: str, *, new: Collection[str] = (), **options: Any) -> Any:
     """The model of a folder, whole: weights that the folder lacks are an error, but for those in `new`."""
     attention.register()
+    quickest_float32()
     folder = model_folder(path, where)
     base, adapter = folder, None
     adapter_file = Path(folder) / "adapter_config.json"

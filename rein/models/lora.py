@@ -15,6 +15,8 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from rein.models.precision import own_weights
+
 ADAPTER = "default"
 
 
@@ -78,6 +80,11 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def fused_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The state dict of the model with its adapters fused in, under the names of the model without them."""
+    with own_weights(model):
+        return _fused(model)
+
+
+def _fused(model: nn.Module) -> dict[str, Tensor]:
     state: dict[str, Any] = dict(model.state_dict())
     fused: dict[str, Tensor] = {}
     for name, tensor in state.items():

@@ -15,8 +15,10 @@ from rein.models.load import (
     model_folder,
     save_folder,
     stop_ids,
+    trunk_of,
 )
 from rein.models.lora import make_trainable
+from rein.models.precision import make_fast
 from rein.models.trunk import run_trunk, shares_prompts
 from rein.protocols import Tokenizer
 from rein.types import TokenRow
@@ -52,6 +54,7 @@ def load_reward_model(
     path: str,
     *,
     dtype: str = "float32",
+    precision: str = "exact",
     lora_rank: int = 0,
     lora_alpha: float = 16,
     target_modules: str | list[str] = "all-linear",
@@ -73,6 +76,8 @@ def load_reward_model(
         enable_gradient_checkpointing=enable_gradient_checkpointing,
         seed=seed,
     )
+    if precision == "fast":
+        make_fast(model, trunk_of(model), [model.score])
     return RewardModel(model, tokenizer, path)
 
 

@@ -61,7 +61,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         for prompt, completions in zip(prompts, answers, strict=True)
         for completion in completions
     ]
-    difference = log_prob_difference(actor, rows, recipe.actor.ppo_max_token_len_per_gpu)
+    difference = log_prob_difference(actor, rows, recipe.actor.token_budget)
     folder.mkdir(parents=True, exist_ok=True)
     write_rejects(folder / "rejects.jsonl", loaded.rejects)
     write_rows(
@@ -112,7 +112,9 @@ def log_prob_difference(actor: Actor, rows: list[Trajectory], budget: int) -> fl
     sample = [row for row in rows[:: max(len(rows) // CHECKED_ROWS, 1)] if row.behavior_log_probs is not None]
     if not sample:
         return 0.0
-    found = in_micro_batches(sample, budget, lambda part, temp: actor.log_probs(part, temp)[0])
+    found = in_micro_batches(
+        sample, budget, lambda part, temp: actor.log_probs(part, temp)[0], share=actor.shares_prompts
+    )
     return max(
         float(abs(found[i, : len(row.response_ids)].numpy() - row.behavior_log_probs).max())
         for i, row in enumerate(sample)

@@ -13,7 +13,7 @@ import torch
 
 from rein.config import paths
 from rein.config.recipe import Recipe
-from rein.data.batches import epoch_order, micro_batches, over_budget_note
+from rein.data.batches import epoch_order, over_budget_note, row_batches
 from rein.data.loader import load_demonstrations, rejects_kept, write_rejects
 from rein.data.tokenize import Encoder
 from rein.errors import ConfigError
@@ -100,9 +100,8 @@ def _load_rows(
 def sft_backward(actor: Actor, rows: list[Demonstration], budget: int) -> Metrics:
     """Gradients of one batch, whatever its cut into micro-batches."""
     tokens = float(sum(int(row.response_mask.sum()) for row in rows))
-    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     total = 0.0
-    for part in micro_batches(lengths, budget):
+    for part in row_batches(rows, budget, share=actor.shares_prompts):
         some = [rows[i] for i in part]
         log_probs, _ = actor.log_probs(some, ones(len(some)))
         mask = padded([row.response_mask for row in some], torch.bool)

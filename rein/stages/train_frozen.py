@@ -50,7 +50,8 @@ def recomputed(
         return rows
     where = "data.behavior_model"
     trust = recipe.model.trust_remote_code
-    behavior = load_actor(path, dtype=recipe.model.dtype, trust_remote_code=trust, where=where)
+    dtype, precision = recipe.model.dtype, recipe.model.precision
+    behavior = load_actor(path, dtype=dtype, precision=precision, trust_remote_code=trust, where=where)
     if behavior.tokenizer.get_vocab() != tokenizer.get_vocab():  # type: ignore[attr-defined]
         raise ConfigError(
             f"{where}: {path} has other tokens than the model; give the model that wrote the rows"
@@ -78,11 +79,17 @@ def _said(
     recipe: Recipe, console: Console, model: Actor, rows: Sequence[Trajectory], kind: str, counts: Counts
 ) -> dict[str, Floats]:
     what = {REFERENCE: "reference log-probs", BEHAVIOR: "behavior log-probs"}[kind]
-    key = model_key(model.path, dtype=recipe.model.dtype, device=str(model.device.type), where=what)
+    key = model_key(
+        model.path,
+        dtype=recipe.model.dtype,
+        device=str(model.device.type),
+        where=what,
+        precision=recipe.model.precision,
+    )
     cache = ScoreCache(paths.cache_dir(recipe), kind, key, {"model": model.path})
     for note in cache.notes:
         console.say(note)
-    budget = recipe.actor.ppo_max_token_len_per_gpu
+    budget = recipe.actor.token_budget
     missing = len({row.key for row in rows if row.key not in cache})
     if missing:
         with console.progress(missing, what) as advance:
@@ -117,7 +124,12 @@ def reference_log_probs(
     todo = list(missing.values())
     for begin in range(0, len(todo), 256):
         some = todo[begin : begin + 256]
-        log_probs = in_micro_batches(some, budget, lambda part, temp: reference.log_probs(part, temp)[0])
+        log_probs = in_micro_batches(
+            some,
+            budget,
+            lambda part, temp: reference.log_probs(part, temp)[0],
+            share=reference.shares_prompts,
+        )
         fresh = {row.key: log_probs[i, : len(row.response_ids)].float().numpy() for i, row in enumerate(some)}
         cache.add(fresh)
         found.update(fresh)

@@ -164,7 +164,12 @@ class Job:
         if critic is None or not rows:
             return math.nan
         returns, mask = self.maker.stored_returns(rows)
-        values = forward_rows(rows, self.maker.token_budget, lambda part, _: critic.values(part))
+        values = forward_rows(
+            rows,
+            self.maker.token_budget,
+            lambda part, _: critic.values(part),
+            share=critic.shares_prompts,
+        )
         return value_metrics(values, returns, mask)["critic/vf_explained_var"]
 
     # what is said and kept

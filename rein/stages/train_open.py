@@ -30,6 +30,7 @@ from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
 from rein.snapshots import RunState, load
 from rein.stages.tokens import compared, encoder_of
+from rein.stages.train_budget import with_budget
 from rein.stages.train_frozen import Counts, recomputed, references
 from rein.stages.train_job import Job
 from rein.stages.train_rows import corrects, load_mixing, load_rows, score_statistics_of
@@ -66,6 +67,7 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     )
     rows.marks = marks
     rows.demonstrations = load_mixing(recipe, console, encoder, rows.held_out, None if rehearsal else folder)
+    recipe = with_budget(recipe, console, actor, rows.train, None if rehearsal else folder)
     critic = None
     if "critic" in wanted:
         options = _model_options(recipe)
@@ -81,7 +83,7 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         statistics=score_statistics_of(recipe, console, rows.train),
         reference=_reference(recipe, console, actor) if said is not None else None,
     )
-    budget = recipe.actor.ppo_max_token_len_per_gpu
+    budget = recipe.actor.token_budget
     probe_rows = sorted(rows.held_out, key=lambda row: row.key)[:PROBE_ROWS]
     probe = Probe(actor, probe_rows, budget)
     validator = None if rehearsal else _validator(recipe, console, actor, encoder, rows.held_out, folder)

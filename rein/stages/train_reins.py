@@ -214,7 +214,7 @@ class Reins:
 
     def halve_budget(self, longest: int, error: BaseException) -> None:
         """After running out of memory. Raises OutOfMemory where the longest row alone is too much."""
-        given = self.job.recipe.actor.ppo_max_token_len_per_gpu
+        given = self.job.recipe.actor.token_budget
         if given * self.soft.token_budget <= longest:
             raise OutOfMemory(
                 f"train: out of memory with {longest} tokens in a micro-batch, the longest row; shorten rows "

@@ -141,7 +141,7 @@ def _warn(recipe: Recipe, console: Console, train: list[Trajectory]) -> None:
         )
     if recipe.actor.use_dynamic_bsz:
         lengths = [len(row.prompt_ids) + len(row.response_ids) for row in train]
-        budget = recipe.actor.ppo_max_token_len_per_gpu
+        budget = recipe.actor.token_budget
         for note in over_budget_note(
             [row.where for row in train], lengths, budget, "actor.ppo_max_token_len_per_gpu"
         ):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rows_made import Row, row
 
 from rein.data.batches import (
     chunks,
@@ -14,8 +15,10 @@ from rein.data.batches import (
     micro_batches,
     mini_batch_count,
     over_budget,
+    row_batches,
 )
 from rein.errors import ConfigError
+from rein.sharing import PAYS_FROM, families
 
 LENGTHS = st.lists(st.integers(0, 60), max_size=40)
 
@@ -49,10 +52,56 @@ def test_rows_of_like_length_lie_together(lengths: list[int], budget: int) -> No
         assert min(longer) >= max(shorter)
 
 
+SHARED = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=40)
+
+
+def of_prompts(drawn: list[tuple[int, int]]) -> list[Row]:
+    """Rows of up to four prompts, the last of which is too short to be shared."""
+    prompts = [[p] * (PAYS_FROM + 4 * p) for p in range(3)] + [[9]]
+    return [row(prompts[p], [1] * answer) for p, answer in drawn]
+
+
+def tokens(rows: list[Row], share: bool) -> int:
+    parts = families(rows) if share else [[i] for i in range(len(rows))]
+    return sum(len(rows[f[0]].prompt_ids) + sum(len(rows[i].response_ids) for i in f) for f in parts)
+
+
+@given(SHARED, st.integers(1, 120), st.none() | st.integers(1, 5), st.booleans())
+def test_every_row_is_in_exactly_one_row_batch_that_fits_with_its_prompt_counted_once(
+    drawn: list[tuple[int, int]], budget: int, max_rows: int | None, share: bool
+) -> None:
+    rows = of_prompts(drawn)
+    groups = row_batches(rows, budget, share=share, max_rows=max_rows)
+    assert sorted(i for group in groups for i in group) == list(range(len(rows)))
+    for group in groups:
+        some = [rows[i] for i in group]
+        assert group
+        assert len(group) == 1 or tokens(some, share) <= budget
+        assert max_rows is None or len(group) <= max_rows
+
+
+def test_rows_of_a_prompt_lie_together_and_are_parted_only_where_they_do_not_fit() -> None:
+    rows = of_prompts([(0, 10), (1, 5), (0, 10), (1, 5)])  # prompts of 16 and 20 tokens
+    assert sorted(map(sorted, row_batches(rows, 40, share=True))) == [[0, 2], [1, 3]]
+    assert len(row_batches(rows, 70, share=True)) == 1
+    assert len(row_batches(rows, 70, share=False)) == 2
+    assert sorted(map(len, row_batches(rows, 30, share=True))) == [1, 1, 2]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(40, 120))
+def test_row_batches_are_few_and_of_about_one_length(lengths: list[int], budget: int) -> None:
+    rows = [row([1], [1] * (length - 1)) for length in lengths]
+    sizes = [sum(lengths[i] for i in group) for group in row_batches(rows, budget, share=False)]
+    assert len(sizes) <= max(-(-2 * sum(lengths) // budget), 1)
+    assert max(sizes) - min(sizes) <= max(lengths)
+
+
 @pytest.mark.parametrize(("budget", "max_rows"), [(0, None), (-1, None), (5, 0)])
 def test_a_micro_batch_size_of_nothing_is_refused_and_never_hangs(budget: int, max_rows: int | None) -> None:
     with pytest.raises(ConfigError, match="give 1 or more"):
         micro_batches([1, 2], budget, max_rows)
+    with pytest.raises(ConfigError, match="give 1 or more"):
+        row_batches(of_prompts([(0, 1)]), budget, share=True, max_rows=max_rows)
 
 
 @pytest.mark.parametrize(("rows", "size", "sizes"), [(6, 4, [4, 2]), (4, 4, [4]), (2, 4, [2]), (0, 4, [])])
