@@ -102,7 +102,9 @@ class _Segments(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        query, key, value, out, sums = ctx.saved_tensors
+        *saved, sums = ctx.saved_tensors
+        # torch's kernel takes milliseconds to start in half precision; short segments are all start.
+        grad, query, key, value, out = (t.to(sums.dtype) for t in (grad, *saved))
         grads = [t.new_empty(t.shape) for t in (query, key, value)]
         for group in ctx.layout.groups:
             cut = slice(group.start, group.stop)
@@ -120,7 +122,8 @@ class _Segments(torch.autograd.Function):
             found = _flash_backward(*(_row(t) for t in some), 0.0, False, scale=ctx.scaling)
             for whole, cut, part in zip(grads, (own, keys, keys), found, strict=True):
                 whole[cut] += part[0].transpose(0, 1)
-        return grads[0], grads[1], grads[2], None, None
+        of_query, of_key, of_value = (t.to(saved[0].dtype) for t in grads)
+        return of_query, of_key, of_value, None, None
 
 
 def _row(tensor: Tensor) -> Tensor:

@@ -280,6 +280,7 @@ class Job:
         return {
             **audited,
             "rows": self.rows.counts,
+            "token_budget": self.recipe.actor.token_budget,
             FACT: self.rows.marks,
             "updates": self.cursor.number,
             "skipped_updates": self.reins.skipped,
