@@ -133,9 +133,10 @@ def text_of(rows: list[Row], equal: tuple[int, int]) -> str:
         for row in rows
     ]  # fmt: skip
     return (
-        f"{rows[0]['tokens']} tokens in answers of 10 to 300 (log-normal), {ANSWERS} to a prompt; one thread, "
-        f"each way at its best batch size.\n\n{table(head, body)}\n\nGreedy answers of {GREEDY_TOKENS} tokens in "
-        f"float32 equal to transformers': {equal[0]} of {equal[1]}."
+        f"{rows[0]['tokens']} tokens in answers of 10 to 300 (log-normal), {ANSWERS} to a prompt, on one "
+        f"thread, each way at its best batch size.\n\n{table(head, body)}\n\n"
+        f"Greedy answers of {GREEDY_TOKENS} tokens in float32 equal to transformers': {equal[0]} of "
+        f"{equal[1]}."
     )
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/generate_work.py rein --model runs/smollm2 --work work.json --batch 128
 
-Every answer has its length given, so all ways write the same number of tokens; loading is not counted. Imports
-of each way are inside it: vllm lives in an environment of its own, which has nothing else.
+Every answer has its length given, so all ways write the same number of tokens; loading is not counted.
+Imports of each way are inside it: vllm lives in an environment of its own, which has nothing else.
 """
 
 from __future__ import annotations

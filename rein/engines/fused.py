@@ -43,7 +43,7 @@ def readable(model: Any) -> bool:
     )
 
 
-def _plain(layer: nn.Module) -> bool:
+def _plain(layer: Any) -> bool:
     if type(layer) is LoraLinear:
         merged, off = layer.merged, layer.disable_adapters
         return type(layer.get_base_layer()) is nn.Linear and not (layer.lora_variant or merged or off)
@@ -140,7 +140,7 @@ class Fused:
         frame = self.cache.frame(lengths)
 
         def attend(number: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            query = query.mul_(self.scaling).unflatten(1, (self.key_heads, self.groups)).flatten(0, 1)
+            query = (query * self.scaling).view(-1, self.groups, self.head_dim)
             return self.cache.attend(number, frame, query, key, value).view(len(ids), -1)
 
         hidden = self._hidden(ids, torch.from_numpy(lengths), attend)
@@ -158,7 +158,7 @@ class Fused:
         cos, sin = (angle[0, :, None, :half] for angle in (cos, sin))
         queries = self.key_heads * self.groups
         for number, block in enumerate(self.blocks):
-            heads = linear(block.before(hidden), *block.qkv).unflatten(-1, (-1, self.head_dim))
+            heads = linear(block.before(hidden), *block.qkv).view(len(hidden), -1, self.head_dim)
             query, key, value = heads.split((queries, self.key_heads, self.key_heads), 1)
             if block.head_norms is None:
                 turned = _turn(heads[:, : queries + self.key_heads], cos, sin)

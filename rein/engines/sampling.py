@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+HEAD = 1024  # likeliest tokens among which top-p looks first
 CHUNK = 256  # tokens of the vocabulary whose mass is summed before one is looked for among them
 
 
@@ -32,7 +33,7 @@ def choose(
         log_p = wide.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - wide.logsumexp(-1)
         return ids, log_p
     p = torch.softmax(wide if temperature == 1 else wide / temperature, -1)
-    ids = _inverse(_nucleus(p, top_p) if top_p < 1 else p, draws)
+    ids = _inverse(p, draws) if top_p >= 1 else _from_nucleus(p, top_p, draws)
     return ids, p.gather(-1, ids.unsqueeze(-1)).squeeze(-1).log()
 
 
@@ -43,7 +44,7 @@ def _inverse(p: Tensor, draws: Tensor) -> Tensor:
     """
     vocabulary = p.shape[-1]
     whole = vocabulary // CHUNK
-    mass = p[:, : whole * CHUNK].unflatten(-1, (whole, CHUNK)).sum(-1)
+    mass = p[:, : whole * CHUNK].reshape(-1, whole, CHUNK).sum(-1)
     if vocabulary % CHUNK:
         mass = torch.cat([mass, p[:, whole * CHUNK :].sum(-1, keepdim=True)], -1)
     summed = mass.double().cumsum(-1)
@@ -62,8 +63,19 @@ def _first_above(summed: Tensor, target: Tensor) -> Tensor:
     return torch.searchsorted(summed, target, right=True).clamp(max=summed.shape[-1] - 1)
 
 
-def _nucleus(p: Tensor, top_p: float) -> Tensor:
-    """The smallest set of tokens whose mass reaches top_p keeps it, the rest is 0 (arXiv:1904.09751)."""
-    ordered, order = p.sort(-1, descending=True)
-    keep = ordered.cumsum(-1) - ordered < top_p
-    return torch.zeros_like(p).scatter(-1, order, ordered.where(keep, 0))
+def _from_nucleus(p: Tensor, top_p: float, draws: Tensor) -> Tensor:
+    """A token of the smallest set whose mass reaches top_p (arXiv:1904.09751), likeliest first.
+
+    A whole vocabulary is sorted only for rows whose HEAD likeliest tokens hold less than that.
+    """
+    ordered, order = p.topk(min(HEAD, p.shape[-1]), -1)
+    ids = _first_of(ordered, order, top_p, draws)
+    short = ordered.sum(-1) < top_p
+    if p.shape[-1] > HEAD and bool(short.any()):
+        ids[short] = _first_of(*p[short].sort(-1, descending=True), top_p, draws[short])
+    return ids
+
+
+def _first_of(ordered: Tensor, order: Tensor, top_p: float, draws: Tensor) -> Tensor:
+    kept = ordered.where(ordered.cumsum(-1) - ordered < top_p, 0)
+    return order.gather(-1, _inverse(kept, draws).unsqueeze(-1)).squeeze(-1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rein.engines.sampling import CHUNK, choose, uniforms
+from rein.engines.sampling import CHUNK, HEAD, choose, uniforms
 
 LOGITS = torch.tensor([[math.log(p) for p in (0.5, 0.25, 0.15, 0.1)]])
 
@@ -49,6 +49,20 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
     assert draws(2000, temperature=1.0, top_p=0.4)[0] == 1
     assert draws(2000, temperature=1.0, top_p=0.76)[3] == 0
     assert draws(2000, temperature=1.0, top_p=0.76)[2] > 0
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
+def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort(spread: float) -> None:
+    """Rows both within the likeliest HEAD tokens and beyond them; tokens in order of likelihood."""
+    generator = torch.Generator().manual_seed(0)
+    logits = spread * torch.randn(40, 3 * HEAD, generator=generator, dtype=torch.float64)
+    logits[::2] *= 5
+    drawn = numbers(40)
+    ids, _ = choose(logits, temperature=1.0, top_p=0.9, draws=drawn)
+    ordered, order = logits.softmax(-1).sort(-1, descending=True)
+    kept = ordered.where(ordered.cumsum(-1) - ordered < 0.9, 0).cumsum(-1)
+    place = torch.searchsorted(kept, drawn[:, None] * kept[:, -1:], right=True)
+    assert torch.equal(ids, order.gather(-1, place).squeeze(-1))
 
 
 def test_a_token_of_probability_zero_is_never_drawn() -> None:
