@@ -31,7 +31,8 @@ def readable(model: Any) -> bool:
     config = model.config
     rope = getattr(config, "rope_parameters", None) or {}
     return (
-        type(model).__name__ in CLASSES
+        type(model).__module__.startswith("transformers.models.")
+        and type(model).__name__ in CLASSES
         and getattr(config, "sliding_window", None) is None
         and rope.get("rope_type", "default") in ROPE_TYPES
         and len({(parameter.dtype, parameter.device) for parameter in model.parameters()}) == 1

@@ -44,7 +44,7 @@ def _inverse(p: Tensor, draws: Tensor) -> Tensor:
     """
     vocabulary = p.shape[-1]
     whole = vocabulary // CHUNK
-    mass = p[:, : whole * CHUNK].reshape(-1, whole, CHUNK).sum(-1)
+    mass = p[:, : whole * CHUNK].reshape(len(p), whole, CHUNK).sum(-1)
     if vocabulary % CHUNK:
         mass = torch.cat([mass, p[:, whole * CHUNK :].sum(-1, keepdim=True)], -1)
     summed = mass.double().cumsum(-1)
