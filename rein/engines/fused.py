@@ -160,9 +160,10 @@ class Fused:
         queries = self.key_heads * self.groups
         for number, block in enumerate(self.blocks):
             heads = linear(block.before(hidden), *block.qkv).view(len(hidden), -1, self.head_dim)
-            query, key, value = heads.split((queries, self.key_heads, self.key_heads), 1)
+            turning, value = heads[:, : -self.key_heads], heads[:, -self.key_heads :]
+            query, key = turning[:, :queries], turning[:, queries:]
             if block.head_norms is None:
-                turned = _turn(heads[:, : queries + self.key_heads], cos, sin)
+                turned = _turn(turning, cos, sin)
                 query, key = turned[:, :queries], turned[:, queries:]
             else:
                 query_norm, key_norm = block.head_norms
