@@ -29,6 +29,7 @@ OURS: dict[str, dict[str, Any]] = {
     "Rein, update": {},
     "without shared prompts": {"share": False},
     "without the head in one step": {"head": "chunks"},
+    "freed memory given back": {"keep_memory": False},
     "budget 512": {"budget": 512},
     "budget 2048": {"budget": 2048},
     "budget 4096": {"budget": 4096},

@@ -5,7 +5,7 @@
 The batch is peers_bench's: trajectories with old log-probs, values, advantages and returns. What is timed is
 what the learner does with one mini-batch of all its rows, critic then actor, forward and backward; no
 optimizer step. `--what` turns techniques off: {"share": false, "head": "chunks", "budget": 2048, "n": 8,
-"score": true}.
+"score": true, "keep_memory": false}.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rein.experience import in_micro_batches, padded
 from rein.learner import Learner
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import Critic, load_critic
+from rein.runtime.memory import keep_freed_memory
 from rein.runtime.single import SingleMesh
 from rein.types import Experience, Trajectory, Update
 
@@ -139,6 +140,8 @@ def useful_flops(learner: Learner, rows: list[Trajectory], *, backward: bool) ->
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     what = json.loads(args.what)
+    if what.get("keep_memory", True):
+        keep_freed_memory()
     batch = np.load(args.batch)
     rows = rows_of(batch, limit=args.limit, n=what.get("n"))
     experience, learner = experience_of(batch, rows), learner_of(args.model, len(rows), what)

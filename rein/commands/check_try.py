@@ -36,7 +36,7 @@ def rehearse(recipe: Recipe, console: Console) -> Metrics:
         small = made_small(recipe, Path(folder))
         for stage in recipe.stages:
             if stage == "train":
-                pipeline.limit_threads(small)
+                pipeline.prepare_process(small)
                 metrics = train.rehearse(small, console)
             elif stage in STAGES:
                 pipeline.run_stage(stage, small, console)

@@ -27,6 +27,7 @@ from rein.guards.presets import guards_of
 from rein.remedies import soften
 from rein.rewards import build, uses_model
 from rein.runtime.lock import held
+from rein.runtime.memory import keep_freed_memory
 from rein.tracking.console import Console
 from rein.types import Softening
 
@@ -91,7 +92,7 @@ def run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
 def _run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
     folder, inputs = paths.stage_dir(recipe, stage), stage_inputs(recipe, stage)
     (folder / manifest.NAME).unlink(missing_ok=True)
-    limit_threads(recipe)
+    prepare_process(recipe)
     entry: Callable[[Recipe, Console], dict[str, Any]] = importlib.import_module(MODULES[stage]).run
     started = time.monotonic()
     facts = dict(entry(recipe, console))
@@ -238,8 +239,9 @@ def _function_file(name: str) -> str | None:
     return file if colon and os.path.isfile(file) else None
 
 
-def limit_threads(recipe: Recipe) -> None:
-    """Hold torch to the recipe's `threads`, where it gives some."""
+def prepare_process(recipe: Recipe) -> None:
+    """Hold torch to the recipe's `threads`, where it gives some, and keep freed memory for the next tensors."""
+    keep_freed_memory()
     if recipe.threads is not None:
         import torch
 

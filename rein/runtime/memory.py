@@ -1,0 +1,22 @@
+"""What the C library does with memory that tensors have given back."""
+
+import ctypes
+import platform
+
+MOST = 2**31 - 1  # of mallopt's int
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+GROWTH = 2**26  # bytes that the heap grows by at least
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep freed memory for its next tensors; whether the C library knows how (glibc does).
+
+    By default glibc maps every large tensor anew and gives it back at once, and the kernel zeroes each of its
+    pages on first touch, in every layer of every micro-batch. The peak stays what it is; below it, memory
+    goes back to the system only when the process ends.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    settings = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: MOST, M_TOP_PAD: GROWTH}
+    return all([mallopt(name, value) == 1 for name, value in settings.items()])
