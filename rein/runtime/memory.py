@@ -19,4 +19,4 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     settings = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: MOST, M_TOP_PAD: GROWTH}
-    return all([mallopt(name, value) == 1 for name, value in settings.items()])
+    return all(mallopt(name, value) == 1 for name, value in settings.items())

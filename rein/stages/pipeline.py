@@ -240,7 +240,7 @@ def _function_file(name: str) -> str | None:
 
 
 def prepare_process(recipe: Recipe) -> None:
-    """Hold torch to the recipe's `threads`, where it gives some, and keep freed memory for the next tensors."""
+    """Hold torch to the recipe's `threads`, if it gives some; keep freed memory for the next tensors."""
     keep_freed_memory()
     if recipe.threads is not None:
         import torch
