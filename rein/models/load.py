@@ -30,6 +30,7 @@ from rein.drafts import replace_folder as replace_folder
 from rein.errors import CheckpointError, ConfigError, GuardStop, ReinError
 from rein.model_files import open_weights, read_json, stop_ids_of
 from rein.models import attention
+from rein.models.gated import use_gated
 from rein.models.lora import fused_state_dict, has_lora
 from rein.models.precision import quickest_float32
 from rein.protocols import Tokenizer
@@ -37,6 +38,9 @@ from rein.protocols import Tokenizer
 TOKENIZER_FILES = ("token", "vocab", "spiece", "sentencepiece", "merges", ".model")  # parts of their names
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError)
+_DROPOUTS = (
+    "attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout", "classifier_dropout",
+)  # fmt: skip
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -140,24 +144,21 @@ def _load(auto: Any, path: str, where: str, *, new: Collection[str] = (), **opti
         raise CheckpointError(
             f"{where}: {path} cannot be loaded ({_first(error)}); check that the folder is whole"
         ) from error
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    for name in (
-        "attention_dropout",
-        "attn_pdrop",
-        "resid_pdrop",
-        "embd_pdrop",
-        "hidden_dropout",
-        "classifier_dropout",
-    ):
+    _drop_nothing(model)
+    model.config.use_cache = False
+    use_gated(model)
+    return model.train()
+
+
+def _drop_nothing(model: Any) -> None:
+    for name in _DROPOUTS:
         if getattr(model.config, name, None):
             setattr(model.config, name, 0.0)
     for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
-    model.config.use_cache = False
-    return model.train()
 
 
 def load_causal_lm(

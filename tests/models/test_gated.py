@@ -1,0 +1,77 @@
+"""A gated layer as one step of the graph is the module's own: values and gradients, adapters respected."""
+
+import copy
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.nn.functional import linear, silu
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from rein.models.gated import gated, use_gated
+
+
+def small(act: str = "silu", *, bias: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=17, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2,
+        hidden_act=act, mlp_bias=bias,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config)
+
+
+def test_values_and_gradients_are_those_of_the_formula() -> None:
+    torch.manual_seed(0)
+    sizes = ((2, 3, 5), (7, 5), (7, 5), (5, 7))
+    given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    x, gate, up, down = given
+    found, own = gated(*given), linear(silu(linear(x, gate)) * linear(x, up), down)
+    torch.testing.assert_close(found, own, atol=1e-12, rtol=0)
+    for one, other in zip(
+        torch.autograd.grad(found.sin().sum(), given),
+        torch.autograd.grad(own.sin().sum(), given),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+def test_a_model_gives_the_same_loss_and_gradients_with_it() -> None:
+    plain = small()
+    model = copy.deepcopy(plain)
+    assert use_gated(model) == 2
+    ids = torch.randint(0, 17, (3, 6), generator=torch.Generator().manual_seed(1))
+    for one in (plain, model):
+        one(input_ids=ids, labels=ids).loss.backward()
+    for (name, one), other in zip(plain.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, atol=1e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(("act", "bias"), [("gelu", False), ("silu", True)])
+def test_another_function_or_a_bias_is_left_alone(act: str, bias: bool) -> None:
+    assert use_gated(small(act, bias=bias)) == 0
+
+
+def test_frozen_weights_get_no_gradient_and_a_copy_reads_its_own() -> None:
+    model = small()
+    use_gated(model)
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    ids = torch.tensor([[1, 2, 3]])
+    before = frozen(input_ids=ids).logits
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(frozen(input_ids=ids).logits, before)
+    assert not before.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
+def test_adapters_on_a_projection_are_read() -> None:
+    model = small()
+    use_gated(model)
+    ids = torch.tensor([[1, 2, 3]])
+    before = model(input_ids=ids).logits
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["up_proj"], init_lora_weights=False))
+    assert not torch.allclose(adapted(input_ids=ids).logits, before)
+    with adapted.disable_adapter():
+        torch.testing.assert_close(adapted(input_ids=ids).logits, before)
