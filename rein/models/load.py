@@ -38,9 +38,6 @@ from rein.protocols import Tokenizer
 TOKENIZER_FILES = ("token", "vocab", "spiece", "sentencepiece", "merges", ".model")  # parts of their names
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError)
-_DROPOUTS = (
-    "attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout", "classifier_dropout",
-)  # fmt: skip
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -151,8 +148,8 @@ def _load(auto: Any, path: str, where: str, *, new: Collection[str] = (), **opti
 
 
 def _drop_nothing(model: Any) -> None:
-    for name in _DROPOUTS:
-        if getattr(model.config, name, None):
+    for name, value in model.config.to_dict().items():
+        if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, int | float):
             setattr(model.config, name, 0.0)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
