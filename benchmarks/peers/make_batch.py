@@ -86,7 +86,8 @@ def main() -> None:
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     np.savez(args.out, **arrays)
-    print(f"{args.out}: {len(given)} trajectories, {arrays['plen'].sum() + len(said)} tokens, {len(said)} answer")
+    tokens = arrays["plen"].sum() + len(said)
+    print(f"{args.out}: {len(given)} trajectories, {tokens} tokens, {len(said)} of answers")
 
 
 if __name__ == "__main__":
