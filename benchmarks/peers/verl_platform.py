@@ -4,6 +4,8 @@ Imported before the rest of verl. Of verl itself nothing else is replaced: `load
 flash_attention_2 (CUDA), here it is the same class with sdpa.
 """
 
+# ruff: noqa: E402  the variables come before the imports
+
 from __future__ import annotations
 
 import os
