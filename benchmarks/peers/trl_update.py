@@ -4,7 +4,8 @@
 
 Its forward, PolicyAndValueWrapper, selective_log_softmax and masked_mean in the order of PPOTrainer.train().
 As there, prompts are padded on the left and answers on the right to the longest of the whole batch, and
-entropy is computed without gradients. `bf16` is autocast over float32 weights, its default.
+entropy is computed without gradients. `bf16` is autocast over float32 weights, its default; `bf16-weights`
+loads them in bfloat16, as its option `dtype` can.
 """
 
 from __future__ import annotations
@@ -110,11 +111,12 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     parser = options()
-    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--dtype", choices=["fp32", "bf16", "bf16-weights"], default="fp32")
     parser.add_argument("--micro", type=int, default=4, help="rows of a micro-batch")
     args = parsed(parser)
     batch = Batch(args.batch, args.limit)
-    policy, critic = load_models(args.model)
+    dtype = torch.bfloat16 if args.dtype == "bf16-weights" else torch.float32
+    policy, critic = load_models(args.model, dtype)
     trainer = Trainer(batch, policy, critic, args.dtype)
 
     def work() -> None:

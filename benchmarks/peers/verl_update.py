@@ -6,6 +6,8 @@ One mini-batch is the whole batch, packed (remove_padding) into micro-batches of
 engine over gloo with sdpa; entropy and the KL term off. `--score` is `infer_batch` of both. No Ray, no
 generation. Its mini-batch ends with clipping and AdamW, which are timed apart and left out, as the others
 have none; AdamW's state is dropped after each step for the same reason. The learning rate is 0.
+`bf16` computes on bfloat16 copies of float32 weights, its default; `bf16-weights` also holds the weights so
+(`model_dtype`).
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class Worker:
         )
         engine = FSDPEngineConfig(
             strategy="fsdp2",
-            mixed_precision={"param_dtype": args.dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+            model_dtype="bf16" if args.dtype == "bf16-weights" else "fp32",
+            mixed_precision={"param_dtype": args.dtype[:4], "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
             use_torch_compile=False,
             use_dynamic_bsz=True,
             max_token_len_per_gpu=args.budget,
@@ -136,7 +139,7 @@ def score(worker: Worker, batch: Batch) -> list[Tensor]:
 
 def main() -> None:
     parser = options()
-    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--dtype", choices=["fp32", "bf16", "bf16-weights"], default="fp32")
     parser.add_argument("--budget", type=int, default=1024, help="tokens of a micro-batch")
     args = parsed(parser)
     batch = Batch(args.batch, args.limit)
