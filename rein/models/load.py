@@ -30,7 +30,7 @@ from rein.drafts import replace_folder as replace_folder
 from rein.errors import CheckpointError, ConfigError, GuardStop, ReinError
 from rein.model_files import open_weights, read_json, stop_ids_of
 from rein.models import attention
-from rein.models.gated import use_gated
+from rein.models.fused import use_fused
 from rein.models.lora import fused_state_dict, has_lora
 from rein.models.precision import quickest_float32
 from rein.protocols import Tokenizer
@@ -143,7 +143,7 @@ def _load(auto: Any, path: str, where: str, *, new: Collection[str] = (), **opti
         ) from error
     _drop_nothing(model)
     model.config.use_cache = False
-    use_gated(model)
+    use_fused(model)
     return model.train()
 
 

@@ -1,4 +1,4 @@
-"""A gated layer as one step of the graph is the module's own: values and gradients, adapters respected."""
+"""Fused steps are the modules' own: values and gradients, adapters respected."""
 
 import copy
 
@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import linear, silu
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from rein.models.gated import gated, use_gated
+from rein.models.fused import gated, rms_norm, use_fused
 
 
 def small(act: str = "silu", *, bias: bool = False) -> nn.Module:
@@ -21,7 +21,7 @@ def small(act: str = "silu", *, bias: bool = False) -> nn.Module:
     return AutoModelForCausalLM.from_config(config)
 
 
-def test_values_and_gradients_are_those_of_the_formula() -> None:
+def test_the_gated_layer_and_its_gradients_are_the_formulas() -> None:
     torch.manual_seed(0)
     sizes = ((2, 3, 5), (7, 5), (7, 5), (5, 7))
     given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
@@ -36,10 +36,52 @@ def test_values_and_gradients_are_those_of_the_formula() -> None:
         torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("shape", [(4, 6), (2, 3, 6), (1, 2, 3, 6)])
+def test_the_norm_and_its_gradients_are_the_formulas(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in (shape, (6,))]
+    x, weight = given
+    found = rms_norm(x, weight, 1e-3)
+    own = x * (x.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * weight
+    torch.testing.assert_close(found, own, atol=1e-12, rtol=0)
+    for one, other in zip(
+        torch.autograd.grad(found.sin().sum(), given),
+        torch.autograd.grad(own.sin().sum(), given),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+def test_the_norm_in_bfloat16_sums_in_float32() -> None:
+    torch.manual_seed(0)
+    x, weight, grad = torch.randn(50, 64), torch.rand(64), torch.randn(50, 64)
+    half = [t.bfloat16().requires_grad_() for t in (x, weight)]
+    wide = [t.detach().double().requires_grad_() for t in half]
+    rms_norm(*half, 1e-6).backward(grad.bfloat16())
+    rms_norm(*wide, 1e-6).backward(grad.bfloat16().double())
+    for one, other in zip(half, wide, strict=True):
+        assert (one.grad.double() - other.grad).norm() < 4e-3 * other.grad.norm()  # rounded once at the end
+
+
+class OnePlusRMSNorm(nn.Module):
+    """As Gemma's: another formula under the same name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.zeros(6)), 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, 1 + self.weight, self.eps)
+
+
+def test_a_norm_of_another_formula_is_left_alone() -> None:
+    assert use_fused(nn.Sequential(OnePlusRMSNorm())) == 0
+
+
 def test_a_model_gives_the_same_loss_and_gradients_with_it() -> None:
     plain = small()
     model = copy.deepcopy(plain)
-    assert use_gated(model) == 2
+    assert use_fused(model) == 2 + 5  # gated layers, norms
     ids = torch.randint(0, 17, (3, 6), generator=torch.Generator().manual_seed(1))
     for one in (plain, model):
         one(input_ids=ids, labels=ids).loss.backward()
@@ -49,12 +91,12 @@ def test_a_model_gives_the_same_loss_and_gradients_with_it() -> None:
 
 @pytest.mark.parametrize(("act", "bias"), [("gelu", False), ("silu", True)])
 def test_another_function_or_a_bias_is_left_alone(act: str, bias: bool) -> None:
-    assert use_gated(small(act, bias=bias)) == 0
+    assert use_fused(small(act, bias=bias)) == 5  # the norms alone
 
 
 def test_frozen_weights_get_no_gradient_and_a_copy_reads_its_own() -> None:
     model = small()
-    use_gated(model)
+    use_fused(model)
     frozen = copy.deepcopy(model).requires_grad_(False)
     ids = torch.tensor([[1, 2, 3]])
     before = frozen(input_ids=ids).logits
@@ -68,7 +110,7 @@ def test_frozen_weights_get_no_gradient_and_a_copy_reads_its_own() -> None:
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 def test_adapters_on_a_projection_are_read() -> None:
     model = small()
-    use_gated(model)
+    use_fused(model)
     ids = torch.tensor([[1, 2, 3]])
     before = model(input_ids=ids).logits
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["up_proj"], init_lora_weights=False))
