@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from rein.config.recipe import Optim
 from rein.errors import CheckpointError
@@ -64,6 +65,7 @@ class Optimizer:
         for group in self.adam.param_groups:
             group["lr"] = self.lr
         self.adam.step()
+        increment_version(self.parameters)  # fused AdamW does not, and `fast` casts again what has moved
         self.discard()
 
     def discard(self) -> None:

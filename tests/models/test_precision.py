@@ -9,11 +9,13 @@ from rows_made import random_rows
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from rein.config.recipe import Optim
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import load_critic
 from rein.models.precision import FLOAT32_ERROR, is_fast, medium_is_float32, own_weights
 from rein.models.reference import Reference
 from rein.models.reward_model import load_reward_model
+from rein.runtime.optimizer import Optimizer
 
 ROWS, ONES = random_rows(6), torch.ones(6)
 
@@ -70,6 +72,32 @@ def test_a_small_step_is_not_lost_and_is_seen_by_the_next_pass(fast: Actor) -> N
     fast.log_probs(ROWS, ONES)[0].sum().backward()  # type: ignore[no-untyped-call]
     adam.step()
     assert (said(fast) - before).abs().max() > 0.01
+
+
+def test_every_step_is_seen_by_the_next_pass(fast: Actor) -> None:
+    optimizer = Optimizer(fast.model, Optim(lr=0.01), grad_clip=1.0, total_steps=100)
+    for _ in range(4):
+        fast.log_probs(ROWS, ONES)[0].sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.apply(optimizer.grad_norm())
+        said(fast)
+        for parameter, copy_read in fast.model.half_copies.copies.values():
+            assert torch.equal(copy_read, parameter.to(torch.bfloat16))
+
+
+def test_training_in_fast_goes_where_it_goes_in_exact(tiny_lm: str) -> None:
+    """Twelve steps of AdamW: the log-probs end alike, far from where they began."""
+    ends = []
+    for precision in ("exact", "fast"):
+        actor = load_actor(tiny_lm, precision=precision)
+        start = said(actor)
+        optimizer = Optimizer(actor.model, Optim(lr=3e-3), grad_clip=1.0, total_steps=12)
+        for _ in range(12):
+            (-actor.log_probs(ROWS, ONES)[0].sum()).backward()  # type: ignore[no-untyped-call]
+            optimizer.apply(optimizer.grad_norm())
+        ends.append((said(actor) - start).sum().item())
+    exact, quick = ends
+    assert exact > 5
+    assert abs(quick - exact) < 0.05 * exact
 
 
 def test_what_is_saved_is_the_float32_weights(fast: Actor, tmp_path: Path, tiny_lm: str) -> None:
