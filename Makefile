@@ -86,8 +86,7 @@ runs/smollm2/config.json: .venv/.smol
 .bench/batch.npz: runs/smollm2/config.json
 	OMP_NUM_THREADS=1 $(PY) benchmarks/peers/make_batch.py --model runs/smollm2 --out $@
 
-# Every peer at the settings that were its quickest; LIMIT=8 is a short try. 8 GB is all the cache that vllm's
-# 512 rows can use; left to itself it takes nearly all of the machine's memory.
+# Every peer at the settings that were its quickest; LIMIT=8 is a short try.
 VERL := .bench/verl/bin/python benchmarks/peers/verl_update.py
 OPENRLHF := .bench/trl/bin/python benchmarks/peers/openrlhf_update.py
 TRL := .bench/trl/bin/python benchmarks/peers/trl_update.py
@@ -102,12 +101,13 @@ bench: bench-envs .bench/batch.npz
 		--peer 'OpenRLHF bf16, micro 2=$(OPENRLHF) --dtype bf16 --micro 2' \
 		--peer 'OpenRLHF bf16 weights, micro 2=$(OPENRLHF) --dtype bf16-weights --micro 2' \
 		--peer 'TRL bf16, micro 2=$(TRL) --dtype bf16 --micro 2' \
+		--peer 'TRL bf16 weights, micro 2=$(TRL) --dtype bf16-weights --micro 2' \
 		--peer 'TRL bf16, micro 4=$(TRL) --dtype bf16 --micro 4' \
 		--peer 'verl bf16, budget 512, score=$(VERL) --score --dtype bf16 --budget 512' \
 		--peer 'verl fp32, budget 1024, score=$(VERL) --score --dtype fp32 --budget 1024' \
 		--peer 'OpenRLHF bf16, micro 2, score=$(OPENRLHF) --score --dtype bf16 --micro 2' \
 		--peer 'TRL bf16, micro 4, score=$(TRL) --score --dtype bf16 --micro 4'
-	VLLM_CPU_KVCACHE_SPACE=8 $(PY) benchmarks/generate.py --model runs/smollm2 --vllm .bench/vllm/bin/python
+	$(PY) benchmarks/generate.py --model runs/smollm2 --vllm .bench/vllm/bin/python
 
 clean:
 	rm -rf .venv .bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

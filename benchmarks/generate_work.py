@@ -103,6 +103,7 @@ def hf(model: str, work: Work, batch: int, dtype: str) -> Callable[[], int]:
 def vllm(model: str, work: Work, batch: int, dtype: str) -> Callable[[], int]:
     """vllm for CPUs, in this process, prefix caching on."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "8")  # GB; left to itself it takes the machine's memory
     from vllm import LLM, SamplingParams
 
     llm = LLM(

@@ -1,11 +1,11 @@
 """The PPO update and the scoring pass beside the peers': tokens a CPU-second, memory, share of the peak.
 
-    python benchmarks/update.py --model runs/smollm2 --batch batch.npz \\
-        --peer 'verl=/envs/verl/bin/python verl_update.py --dtype bf16 --budget 1024'
+    python benchmarks/update.py --model runs/smollm2 --batch .bench/batch.npz \\
+        --peer 'verl=.bench/verl/bin/python benchmarks/peers/verl_update.py --dtype bf16 --budget 1024'
 
-The batch is peers_bench's (its `make_batch.py`). Every measurement is a process of its own on one thread;
-rounds go over all of them in turn, so that a disturbance is shared, and medians are reported. A peer is a
-name and the command of its peers_bench script, in its own environment; its JSON line is taken as it is.
+`peers/make_batch.py` makes the batch; `make bench` runs all of it. Every measurement is a process of its own
+on one thread; rounds go over all of them in turn, so that a disturbance is shared, and medians are reported.
+A peer is a name and the command of its script, in its own environment; its JSON line is taken as it is.
 """
 
 from __future__ import annotations
