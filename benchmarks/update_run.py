@@ -4,8 +4,8 @@
 
 The batch is `peers/make_batch.py`'s: trajectories with old log-probs, values, advantages and returns. What
 is timed is what the learner does with one mini-batch of all its rows, critic then actor, forward and
-backward; no optimizer step. `--what` turns techniques off: {"share": false, "head": "chunks", "budget": 2048, "n": 8,
-"score": true, "keep_memory": false}.
+backward; no optimizer step. `--what` turns techniques off: {"share": false, "head": "chunks",
+"budget": 2048, "n": 8, "score": true, "keep_memory": false}.
 """
 
 from __future__ import annotations
