@@ -15,18 +15,6 @@ WAY = {"fused": True}
 TEXTS = [[3, 4, 13, 5, 15], [7], [3, 3, 3, 3, 3, 3, 3, 9], [5, 6], [12, 11, 10], [8, 8, 8]]
 
 
-@pytest.fixture(scope="module")
-def actor(tiny_lm: str) -> Actor:
-    """With larger weights, so that answers differ and end at different lengths."""
-    made = load_actor(tiny_lm)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in made.model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.25, generator=generator)
-    return made
-
-
 @pytest.fixture(params=[True, False], ids=["fused", "padded"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(WAY, "fused", request.param)

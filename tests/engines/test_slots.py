@@ -9,19 +9,8 @@ from rein.engines import kv_cache, slots
 from rein.engines.board import Ask, Manner
 from rein.engines.fused import Fused
 from rein.engines.hf import HfEngine
-from rein.models.actor import Actor, load_actor
+from rein.models.actor import Actor
 from rein.types import Completion
-
-
-@pytest.fixture(scope="module")
-def actor(tiny_lm: str) -> Actor:
-    made = load_actor(tiny_lm)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in made.model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.25, generator=generator)
-    return made
 
 
 def asked(rooms: list[list[int]]) -> list[Ask]:
