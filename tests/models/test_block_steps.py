@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from rein.models.fused import gated, rms_norm, use_fused
+from rein.models.block_steps import gated, rms_norm, use_fused
 
 
 def small(act: str = "silu", *, bias: bool = False) -> nn.Module:
