@@ -29,7 +29,7 @@ from rein.models.load import (
 )
 from rein.models.lora import make_trainable
 from rein.models.packing import Packed
-from rein.models.precision import is_fast, make_fast
+from rein.models.precision import is_fast, set_precision
 from rein.models.trunk import run_trunk, shares_prompts
 from rein.protocols import Reference, Tokenizer
 from rein.types import TokenRow
@@ -149,7 +149,7 @@ class Actor:
         assert self.plain_head is not None
         return head_log_probs(
             hidden,
-            self.plain_head.weight,
+            self.plain_head,
             ids,
             chunk=max(CHUNK_LOGITS // self.vocabulary, 1),
             precision="medium" if is_fast(self.model) else torch.get_float32_matmul_precision(),
@@ -204,8 +204,7 @@ def load_actor(
     )
     actor = Actor(model, tokenizer, path)
     _check_packed(actor, where)
-    if precision == "fast":
-        make_fast(model, trunk_of(model), [model.get_output_embeddings()])
+    set_precision(model, precision, trunk_of(model), [model.get_output_embeddings()])
     return actor
 
 

@@ -1,19 +1,22 @@
-"""RMSNorm and a block's gated layer, each fused to one step of the graph that keeps little for its gradient.
+"""A block's norms, projections and gated layer and the embedding, each one step of the graph.
 
 Autograd keeps every intermediate: of a norm in bfloat16, two float32 tensors and a copy of its input; of a
 gated layer, four [N, I] tensors. These keep the input and one number a row, and the two projections. They
-take the place of a module's own forward where they compute what it does.
+take the place of a module's own forward where they compute what it does; how a weight's products are made
+and where its gradient goes is its `Product`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear, silu
+from torch.nn.functional import embedding, silu
+
+from rein.models.products import Plain, Product, gradient_of
 
 EQUAL = 1e-5  # relative, in float32, to the module's own forward
 _PARTS = ("gate_proj", "up_proj", "down_proj")
@@ -30,33 +33,59 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class _RmsNorm(torch.autograd.Function):
-    """With h = x r and a = gradient * weight: dx = r (a - h mean(a h)), dweight = sum(gradient * h)."""
+    """With h = x r and a = gradient * weight: dx = r (a - h mean(a h)), dweight = sum(gradient * h).
+
+    Each is rounded once, at the end; in between one wide tensor is worked on in place.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
-        square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide).square_()
-        r = square.div_(x.shape[-1]).add_(eps).rsqrt_()
+        h = x.to(wide, copy=True)
+        r = torch.linalg.vector_norm(h, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
-        out: Tensor = (x * r).to(x.dtype).mul_(weight)
-        return out
+        return h.mul_(r).mul_(weight.to(wide)).to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, r = ctx.saved_tensors
-        h, of_weight = x * r, None
-        a = grad.to(h.dtype, copy=True)
+        h, a = x.to(r.dtype, copy=True).mul_(r), grad.to(r.dtype, copy=True)
+        products, of_weight, wide = (a * h).flatten(0, -2), None, weight.to(r.dtype)
         if ctx.needs_input_grad[1]:
-            of_weight = (a * h).flatten(0, -2).sum(0).to(weight.dtype)
-        a.mul_(weight)
-        a.addcmul_(h, (a * h).mean(-1, keepdim=True), value=-1).mul_(r)
+            of_weight = products.sum(0).to(weight.dtype)
+        mean = torch.mv(products, wide).div_(x.shape[-1]).view(r.shape)
+        a.mul_(wide).addcmul_(h, mean, value=-1).mul_(r)
         return a.to(x.dtype), of_weight, None
 
 
-def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+def project(x: Tensor, product: Product, weight: Tensor) -> Tensor:
+    """x W^T; x [..., K]. `weight` says by requires_grad whether a gradient is wanted."""
+    found: Tensor = _Project.apply(x.reshape(-1, x.shape[-1]), weight, product)  # type: ignore[no-untyped-call]
+    return found.view(*x.shape[:-1], -1)
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, product: Product) -> Tensor:
+        factor = product.factor(x)
+        if ctx.needs_input_grad[1]:
+            ctx.save_for_backward(*factor)
+        ctx.product = product
+        return product.times(factor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        factor = ctx.product.factor(grad)
+        if ctx.needs_input_grad[1]:
+            ctx.product.add_gradient(factor, ctx.saved_tensors)
+        return ctx.product.back(factor) if ctx.needs_input_grad[0] else None, None, None
+
+
+def gated(x: Tensor, products: Sequence[Product], weights: Sequence[Tensor]) -> Tensor:
     """(silu(x gate^T) * (x up^T)) down^T; x [..., H], gate and up [I, H], down [H, I]."""
-    found: Tensor = _Gated.apply(x.reshape(-1, x.shape[-1]), gate, up, down)  # type: ignore[no-untyped-call]
+    found: Tensor = _Gated.apply(x.reshape(-1, x.shape[-1]), *weights, products)  # type: ignore[no-untyped-call]
     return found.view(x.shape)
 
 
@@ -64,23 +93,58 @@ class _Gated(torch.autograd.Function):
     """With g = gate x, u = up x, s = silu(g) and a the gradient of s u: dg = a u silu'(g), du = a s."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        g, u = linear(x, gate), linear(x, up)
-        ctx.save_for_backward(x, gate, up, down, g, u)
-        return linear(silu(g).mul_(u), down)
+    def forward(
+        ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor, products: Sequence[Product]
+    ) -> Tensor:
+        of_gate, of_up, of_down = ctx.products = products
+        factor = of_gate.factor(x)
+        g, u = of_gate.times(factor), of_up.times(factor)
+        ctx.save_for_backward(g, u, *factor)
+        return of_down.times(of_down.factor(silu(g).mul_(u)))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, gate, up, down, g, u = ctx.saved_tensors
-        wants_x, wants_gate, wants_up, wants_down = ctx.needs_input_grad
-        s = silu(g)
-        of_down = grad.t() @ (s * u) if wants_down else None
-        a = grad @ down
-        du = s.mul_(a)
-        dg = _silu_backward(a.mul_(u), g)
-        of_x = torch.addmm(dg @ gate, du, up) if wants_x else None
-        return of_x, dg.t() @ x if wants_gate else None, du.t() @ x if wants_up else None, of_down
+        g, u, *x = ctx.saved_tensors
+        of_gate, of_up, of_down = ctx.products
+        wants_x, *wanted, _ = ctx.needs_input_grad
+        s, grads = silu(g), of_down.factor(grad)
+        if wanted[2]:
+            of_down.add_gradient(grads, of_down.factor(s * u))
+        a = of_down.back(grads)
+        du = of_up.factor(s.mul_(a))
+        if wanted[1]:
+            of_up.add_gradient(du, x)
+        dg = of_gate.factor(_silu_backward(a.mul_(u), g))
+        if wanted[0]:
+            of_gate.add_gradient(dg, x)
+        return of_up.back(du, of_gate.back(dg)) if wants_x else None, None, None, None, None
+
+
+def embed(ids: Tensor, weight: Tensor, own: Tensor, padding: int | None) -> Tensor:
+    """Rows of `weight`, [..., H]; their gradient is added to that of `own`."""
+    found: Tensor = _Embed.apply(ids, weight, own, padding)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Embed(torch.autograd.Function):
+    """Only the rows that were read are touched; the padding row has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, own: Tensor, padding: int | None) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.own, ctx.padding = own, padding
+        return embedding(ids, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        (ids,) = ctx.saved_tensors
+        flat, rows = ids.flatten(), grad.flatten(0, -2).to(ctx.own.dtype)
+        if ctx.padding is not None:
+            rows = rows.masked_fill((flat == ctx.padding).unsqueeze(1), 0)
+        gradient_of(ctx.own).index_add_(0, flat, rows)
+        return None, None, None, None
 
 
 class _NormForward:
@@ -104,7 +168,44 @@ class _GatedForward:
         if not all(type(part) is nn.Linear for part in parts):  # an adapter lies on one of them
             found: Tensor = self.own(x)
             return found
-        return gated(x, *(part.weight for part in parts))
+        return gated(x, [product_of(part) for part in parts], [part.weight for part in parts])
+
+
+class _LinearForward:
+    """In the place of a linear layer's forward."""
+
+    def __init__(self, module: nn.Linear) -> None:
+        self.module = module
+
+    def __call__(self, input: Tensor) -> Tensor:
+        module = self.module
+        found = project(input, product_of(module), module.weight)
+        return found if module.bias is None else found + module.bias
+
+
+class _EmbeddingForward:
+    """In the place of an embedding's forward; `own`: the weight that its gradient goes to."""
+
+    def __init__(self, module: nn.Embedding, own: Tensor) -> None:
+        self.module, self.own = module, own
+
+    def __call__(self, input: Tensor) -> Tensor:
+        return embed(input, self.module.weight, self.own, self.module.padding_idx)
+
+
+def product_of(layer: nn.Linear) -> Product:
+    """How a linear layer's products are made: as it was told, else plainly."""
+    known: Product | None = layer.__dict__.get("product")
+    return Plain(layer.weight) if known is None else known
+
+
+def sum_in_place(module: nn.Module, product: Product | None = None) -> None:
+    """Let a linear layer or an embedding add its gradient where it is summed."""
+    if type(module) is nn.Linear:
+        module.__dict__["product"] = product
+        module.forward = _LinearForward(module)  # type: ignore[method-assign]
+    elif type(module) is nn.Embedding and not (module.max_norm or module.scale_grad_by_freq):
+        module.forward = _EmbeddingForward(module, module._parameters["weight"])  # type: ignore[method-assign, arg-type]
 
 
 @torch.no_grad()

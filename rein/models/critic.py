@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rein.models.load import load_scalar_model, load_tokenizer, model_folder, save_folder, trunk_of
 from rein.models.lora import make_trainable
-from rein.models.precision import make_fast
+from rein.models.precision import set_precision
 from rein.models.trunk import run_trunk, shares_prompts
 from rein.protocols import Tokenizer
 from rein.types import TokenRow
@@ -62,6 +62,5 @@ def load_critic(
         enable_gradient_checkpointing=enable_gradient_checkpointing,
         seed=seed,
     )
-    if precision == "fast":
-        make_fast(model, trunk_of(model), [model.score])
+    set_precision(model, precision, trunk_of(model), [model.score])
     return Critic(model, load_tokenizer(path, trust_remote_code=trust_remote_code, where=where), path)

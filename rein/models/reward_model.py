@@ -18,7 +18,7 @@ from rein.models.load import (
     trunk_of,
 )
 from rein.models.lora import make_trainable
-from rein.models.precision import make_fast
+from rein.models.precision import set_precision
 from rein.models.trunk import run_trunk, shares_prompts
 from rein.protocols import Tokenizer
 from rein.types import TokenRow
@@ -76,8 +76,7 @@ def load_reward_model(
         enable_gradient_checkpointing=enable_gradient_checkpointing,
         seed=seed,
     )
-    if precision == "fast":
-        make_fast(model, trunk_of(model), [model.score])
+    set_precision(model, precision, trunk_of(model), [model.score])
     return RewardModel(model, tokenizer, path)
 
 

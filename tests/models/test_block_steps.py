@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from rein.models.block_steps import gated, rms_norm, use_fused
+from rein.models.block_steps import gated, rms_norm, sum_in_place, use_fused
+from rein.models.products import Plain
 
 
 def small(act: str = "silu", *, bias: bool = False) -> nn.Module:
@@ -24,12 +25,15 @@ def small(act: str = "silu", *, bias: bool = False) -> nn.Module:
 def assert_same(found: Tensor, own: Tensor, given: list[Tensor]) -> None:
     """Values, and gradients for all that was given."""
     torch.testing.assert_close(found, own, atol=1e-12, rtol=0)
-    for one, other in zip(
-        torch.autograd.grad(found.sin().sum(), given),
-        torch.autograd.grad(own.sin().sum(), given),
-        strict=True,
-    ):
+    for one, other in zip(taken(found, given), taken(own, given), strict=True):
         torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+def taken(said: Tensor, given: list[Tensor]) -> list[Tensor | None]:
+    for tensor in given:
+        tensor.grad = None
+    said.sin().sum().backward()
+    return [tensor.grad for tensor in given]
 
 
 def test_the_gated_layer_and_its_gradients_are_the_formulas() -> None:
@@ -37,7 +41,8 @@ def test_the_gated_layer_and_its_gradients_are_the_formulas() -> None:
     sizes = ((2, 3, 5), (7, 5), (7, 5), (5, 7))
     given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
     x, gate, up, down = given
-    found, own = gated(*given), linear(silu(linear(x, gate)) * linear(x, up), down)
+    products = [Plain(weight) for weight in (gate, up, down)]
+    found, own = gated(x, products, given[1:]), linear(silu(linear(x, gate)) * linear(x, up), down)
     assert_same(found, own, given)
 
 
@@ -60,6 +65,40 @@ def test_the_norm_in_bfloat16_sums_in_float32() -> None:
     rms_norm(*wide, 1e-6).backward(grad.bfloat16().double())
     for one, other in zip(half, wide, strict=True):
         assert (one.grad.double() - other.grad).norm() < 4e-3 * other.grad.norm()  # rounded once at the end
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_projection_and_its_gradients_are_the_layer_s_own(bias: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = (
+        nn.Linear(5, 7, bias=bias).double(),
+        torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True),
+    )
+    own, given = layer(x), [x, *layer.parameters()]
+    sum_in_place(layer)
+    assert_same(layer(x), own, given)
+
+
+@pytest.mark.parametrize("padding", [None, 2])
+def test_an_embedding_s_gradients_are_its_own(padding: int | None) -> None:
+    torch.manual_seed(0)
+    table, ids = nn.Embedding(9, 4, padding_idx=padding).double(), torch.tensor([[1, 2, 2], [8, 1, 1]])
+    own = table(ids)
+    sum_in_place(table)
+    assert_same(table(ids), own, [table.weight])
+
+
+def test_gradients_of_micro_batches_add_up() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(5, 7).double(), torch.randn(3, 5, dtype=torch.float64)
+    (layer(x[:1]).sin().sum() + layer(x[1:]).sin().sum()).backward()
+    own = [p.grad for p in layer.parameters()]
+    layer.zero_grad()
+    sum_in_place(layer)
+    layer(x[:1]).sin().sum().backward()
+    layer(x[1:]).sin().sum().backward()
+    for p, other in zip(layer.parameters(), own, strict=True):
+        torch.testing.assert_close(p.grad, other, atol=1e-12, rtol=0)
 
 
 class OnePlusRMSNorm(nn.Module):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from rows_made import VOCABULARY, Row, own_log_probs, random_rows, row
 from torch import Tensor
+from training_made import gradients_of
 from transformers import AutoModelForCausalLM as Auto
 from transformers import GPT2Config
 
@@ -99,12 +100,6 @@ def test_every_token_that_is_read_lies_in_the_shared_pack_once() -> None:
     assert position == packed.input_ids.shape[1]
 
 
-def gradients(model: torch.nn.Module, said: Tensor) -> list[Tensor]:
-    weights = [p for p in model.parameters() if p.requires_grad]
-    found = torch.autograd.grad(said.sin().sum(), weights, allow_unused=True)
-    return [g for g in found if g is not None]
-
-
 def same_both_ways(
     model: Actor | Critic | RewardModel, say: Callable[[], Tensor], *, within: float = 1e-9
 ) -> None:
@@ -112,7 +107,7 @@ def same_both_ways(
     for shares in (True, False):
         model.shares_prompts = shares
         said = say()
-        found.append([said, *gradients(model.model, said)])
+        found.append([said, *gradients_of(model.model, said.sin().sum())])
     model.shares_prompts = True
     assert len(found[0]) > 1
     for one, other in zip(*found, strict=True):
