@@ -1,25 +1,22 @@
 """A block's norms, projections and gated layer and the embedding, each one step of the graph.
 
 Autograd keeps every intermediate: of a norm in bfloat16, two float32 tensors and a copy of its input; of a
-gated layer, four [N, I] tensors. These keep the input and one number a row, and the two projections. They
-take the place of a module's own forward where they compute what it does; how a weight's products are made
-and where its gradient goes is its `Product`.
+gated layer, four [N, I] tensors. These keep the input and one number a row, and the two projections. How a
+weight's products are made and where its gradient is summed is its `Product`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding, silu
 
-from rein.models.products import Plain, Product, gradient_of
+from rein.models.products import Product, gradient_of
 
-EQUAL = 1e-5  # relative, in float32, to the module's own forward
-_PARTS = ("gate_proj", "up_proj", "down_proj")
 _silu_backward = torch.ops.aten.silu_backward
 
 
@@ -145,104 +142,3 @@ class _Embed(torch.autograd.Function):
             rows = rows.masked_fill((flat == ctx.padding).unsqueeze(1), 0)
         gradient_of(ctx.own).index_add_(0, flat, rows)
         return None, None, None, None
-
-
-class _NormForward:
-    """In the place of an RMSNorm's forward."""
-
-    def __init__(self, module: Any, eps: float) -> None:
-        self.module, self.eps = module, eps
-
-    def __call__(self, hidden_states: Tensor) -> Tensor:
-        return rms_norm(hidden_states, self.module.weight, self.eps)
-
-
-class _GatedForward:
-    """In the place of a gated module's forward, while its projections are plain."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module, self.own = module, module.forward
-
-    def __call__(self, x: Tensor) -> Tensor:
-        parts = [getattr(self.module, name) for name in _PARTS]
-        if not all(type(part) is nn.Linear for part in parts):  # an adapter lies on one of them
-            found: Tensor = self.own(x)
-            return found
-        return gated(x, [product_of(part) for part in parts], [part.weight for part in parts])
-
-
-class _LinearForward:
-    """In the place of a linear layer's forward."""
-
-    def __init__(self, module: nn.Linear) -> None:
-        self.module = module
-
-    def __call__(self, input: Tensor) -> Tensor:
-        module = self.module
-        found = project(input, product_of(module), module.weight)
-        return found if module.bias is None else found + module.bias
-
-
-class _EmbeddingForward:
-    """In the place of an embedding's forward; `own`: the weight that its gradient goes to."""
-
-    def __init__(self, module: nn.Embedding, own: Tensor) -> None:
-        self.module, self.own = module, own
-
-    def __call__(self, input: Tensor) -> Tensor:
-        return embed(input, self.module.weight, self.own, self.module.padding_idx)
-
-
-def product_of(layer: nn.Linear) -> Product:
-    """How a linear layer's products are made: as it was told, else plainly."""
-    known: Product | None = layer.__dict__.get("product")
-    return Plain(layer.weight) if known is None else known
-
-
-def sum_in_place(module: nn.Module, product: Product | None = None) -> None:
-    """Let a linear layer or an embedding add its gradient where it is summed."""
-    if type(module) is nn.Linear:
-        module.__dict__["product"] = product
-        module.forward = _LinearForward(module)  # type: ignore[method-assign]
-    elif type(module) is nn.Embedding and not (module.max_norm or module.scale_grad_by_freq):
-        module.forward = _EmbeddingForward(module, module._parameters["weight"])  # type: ignore[method-assign, arg-type]
-
-
-@torch.no_grad()
-def use_fused(model: nn.Module) -> int:
-    """Put them where a module has the parts and the first of its kind computes the same; of how many."""
-    same: dict[tuple[type, int], bool] = {}
-    count = 0
-    for module in model.modules():
-        forward, width = _replacement(module)
-        if forward is None:
-            continue
-        kind = type(module), width
-        if kind not in same:
-            same[kind] = _same(module, forward, width)
-        if same[kind]:
-            module.forward = forward
-            count += 1
-    return count
-
-
-def _replacement(module: nn.Module) -> tuple[Callable[[Tensor], Tensor] | None, int]:
-    """What may take its forward's place, and the width of its input."""
-    parts = [getattr(module, name, None) for name in _PARTS]
-    if all(type(part) is nn.Linear and part.bias is None for part in parts):
-        return _GatedForward(module), int(parts[0].in_features)  # type: ignore[union-attr]
-    weight = getattr(module, "weight", None)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if type(module).__name__.endswith("RMSNorm") and isinstance(weight, Tensor) and isinstance(eps, float):
-        return _NormForward(module, eps), weight.shape[-1]
-    return None, 0
-
-
-def _same(module: nn.Module, forward: Callable[[Tensor], Tensor], width: int) -> bool:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4, width, generator=generator).to(next(module.parameters()))
-    try:
-        own, other = module(x), forward(x)
-    except (TypeError, ValueError, RuntimeError):  # it takes more than one input
-        return False
-    return own.shape == other.shape and bool((own - other).norm() <= EQUAL * own.norm())

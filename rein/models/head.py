@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rein.models.block_steps import product_of
+from rein.models.forwards import product_of
 from rein.models.precision import matmul_precision
 from rein.models.products import Product, Wide
 

@@ -30,7 +30,7 @@ from rein.drafts import replace_folder as replace_folder
 from rein.errors import CheckpointError, ConfigError, GuardStop, ReinError
 from rein.model_files import open_weights, read_json, stop_ids_of
 from rein.models import attention
-from rein.models.block_steps import use_fused
+from rein.models.forwards import use_fused
 from rein.models.lora import fused_state_dict, has_lora
 from rein.models.precision import quickest_float32
 from rein.protocols import Tokenizer

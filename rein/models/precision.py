@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from rein.models.block_steps import sum_in_place
+from rein.models.forwards import sum_in_place
 from rein.models.products import Half, Split, Wide, pays
 
 FLOAT32_ERROR = 1e-5  # of a product, relative; float32 makes 1e-6, bfloat16 inside 2e-3

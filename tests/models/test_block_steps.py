@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from rein.models.block_steps import gated, rms_norm, sum_in_place, use_fused
+from rein.models.block_steps import gated, rms_norm
+from rein.models.forwards import sum_in_place, use_fused
 from rein.models.products import Plain
 
 
@@ -119,7 +120,7 @@ def test_a_norm_of_another_formula_is_left_alone() -> None:
 def test_a_model_gives_the_same_loss_and_gradients_with_it() -> None:
     plain = small()
     model = copy.deepcopy(plain)
-    assert use_fused(model) == 2 + 5  # gated layers, norms
+    assert use_fused(model) == 2 + 5 + 2  # gated layers, norms, attention
     ids = torch.randint(0, 17, (3, 6), generator=torch.Generator().manual_seed(1))
     for one in (plain, model):
         one(input_ids=ids, labels=ids).loss.backward()
@@ -129,7 +130,7 @@ def test_a_model_gives_the_same_loss_and_gradients_with_it() -> None:
 
 @pytest.mark.parametrize(("act", "bias"), [("gelu", False), ("silu", True)])
 def test_another_function_or_a_bias_is_left_alone(act: str, bias: bool) -> None:
-    assert use_fused(small(act, bias=bias)) == 5  # the norms alone
+    assert use_fused(small(act, bias=bias)) == 5 + 2  # norms and attention alone
 
 
 def test_frozen_weights_get_no_gradient_and_a_copy_reads_its_own() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from rein.functional.log_probs import log_probs_of
-from rein.models.block_steps import sum_in_place
+from rein.models.forwards import sum_in_place
 from rein.models.head import head_log_probs
 from rein.models.products import Split, Wide, gemm
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rein.models.block_steps import sum_in_place
+from rein.models.forwards import sum_in_place
 from rein.models.precision import FLOAT32_ERROR
 from rein.models.products import Half, Plain, Product, Split, Wide, add_product, gemm, pays, split
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM as Auto
 from transformers import GPT2Config
 
 from rein.models.actor import Actor, load_actor
-from rein.models.attention import _Segments
+from rein.models.attention import segments
 from rein.models.critic import Critic, load_critic
 from rein.models.packing import Layout, SharedPrompt, pack
 from rein.models.reference import Reference
@@ -184,5 +184,10 @@ def test_attention_over_a_shared_pack_has_the_gradient_of_finite_differences() -
     tokens = PAYS_FROM + 3
     query = torch.randn(tokens, 4, 2, dtype=torch.float64, requires_grad=True)
     key, value = (torch.randn(tokens, 2, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    attend = lambda q, k, v: _Segments.apply(q, k, v, layout, 0.7)  # noqa: E731
-    assert torch.autograd.gradcheck(attend, (query, key, value), fast_mode=True)
+    angles = torch.randn(tokens, 1, dtype=torch.float64)
+    for turn in ((), (angles.cos(), angles.sin())):
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, turn: tuple[Tensor, ...] = turn) -> Tensor:
+            return segments(q, k, v, layout, 0.7, *turn)
+
+        assert torch.autograd.gradcheck(attend, (query, key, value), fast_mode=True)
