@@ -21,6 +21,7 @@ LAYERS: dict[str, int] = {
     "tables": 2,
     "drafts": 2,
     "model_files": 2,
+    "chip": 2,
     "sharing": 2,
     "jail": 2,
     **dict.fromkeys(("data", "models", "engines", "rewards", "guards", "tracking", "report", "runtime"), 3),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rein.chip import has_tiles
 from rein.commands.check_plan import Plan
 from rein.config import paths
 from rein.config.methods import needs
@@ -22,6 +23,7 @@ from rein.stages import pipeline
 
 PROCESS = 0.5 * 2**30  # Python, torch and transformers themselves
 CHUNK_LOGITS = 2**24  # entries of [positions, V] that the head holds at once (models/actor.py)
+SPLIT_FROM = 2**18  # entries of a weight from which its products are made of halves (models/products.py)
 CHUNK_COPIES = 6  # logits, scaled logits, log-softmax, softmax and gradients, as measured
 
 
@@ -146,9 +148,14 @@ def _trained(recipe: Recipe, shape: Shape) -> int:
 
 
 def _held(recipe: Recipe, shape: Shape) -> float:
-    """Weights, adapters, and the half as wide copies that `fast` computes with."""
+    """Weights, adapters, and what they are computed with: copies half as wide in `fast`, halves in `exact`."""
     own = shape.parameters + (_trained(recipe, shape) if recipe.model.lora_rank else 0)
-    return own * (1.5 if recipe.model.precision == "fast" else 1.0)
+    if recipe.model.precision == "fast":
+        return own * 1.5
+    if recipe.model.dtype == "float64" or not has_tiles():
+        return own
+    matrices = [(shape.vocabulary, shape.hidden), *shape.linear]
+    return own + sum(size for rows, columns in matrices if (size := rows * columns) >= SPLIT_FROM)
 
 
 def _scalar(shape: Shape) -> int:

@@ -24,6 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from rein.chip import has_tiles
+
+SPLIT_FROM = 2**18  # entries of a weight
 Factor = tuple[Tensor, ...]  # [N, K] as a product reads it: itself, or its two halves
 _ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112
 _ROWS_SPLIT = 32
@@ -177,14 +180,13 @@ def split(x: Tensor, out: Factor | None = None) -> Factor:
 
 def pays(weight: Tensor) -> bool:
     """Whether `Split` or `Wide` is quicker for a float32 weight: on a chip with tiles, from 512 x 512 on."""
-    return weight.dtype == torch.float32 and weight.numel() >= 2**18 and gemm() is not None
+    return weight.dtype == torch.float32 and weight.numel() >= SPLIT_FROM and gemm() is not None
 
 
 @functools.cache
 def gemm() -> Callable[..., None] | None:
     """cblas_gemm_bf16bf16f32 of the MKL inside torch, where the chip has tiles (AMX) for it; else None."""
-    flags = Path("/proc/cpuinfo")
-    if not flags.exists() or "amx_bf16" not in flags.read_text():
+    if not has_tiles():
         return None
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
