@@ -148,7 +148,7 @@ def _trained(recipe: Recipe, shape: Shape) -> int:
 
 
 def _held(recipe: Recipe, shape: Shape) -> float:
-    """Weights, adapters, and what they are computed with: copies half as wide in `fast`, halves in `exact`."""
+    """Weights, adapters, and what is computed with: copies half as wide in `fast`, halves in `exact`."""
     own = shape.parameters + (_trained(recipe, shape) if recipe.model.lora_rank else 0)
     if recipe.model.precision == "fast":
         return own * 1.5
