@@ -57,7 +57,8 @@ class HalfCopies:
     `parameters()` and `state_dict()` still give the parameter.
     """
 
-    def __init__(self, model: nn.Module, heads: list[nn.Module]) -> None:
+    def __init__(self, model: nn.Module, heads: list[nn.Module], shared: HalfCopies | None = None) -> None:
+        known = {} if shared is None else shared.copies
         beside = {id(module) for head in heads for module in head.modules()}
         self.copies: dict[int, tuple[nn.Parameter, Tensor]] = {}
         self.places: list[tuple[nn.Module, str, Tensor]] = []
@@ -66,7 +67,8 @@ class HalfCopies:
                 continue
             for name, parameter in module.named_parameters(recurse=False):
                 if id(parameter) not in self.copies:
-                    self.copies[id(parameter)] = parameter, _copy_of(parameter)
+                    pair = known.get(id(parameter)) or (parameter, _copy_of(parameter))
+                    self.copies[id(parameter)] = pair
                 self.places.append((module, name, self.copies[id(parameter)][1]))
         self.seen = [parameter._version for parameter, _ in self.copies.values()]
         self.put()
@@ -105,9 +107,14 @@ def _copy_of(parameter: nn.Parameter) -> Tensor:
     return copy
 
 
-def make_fast(model: Any, trunk: nn.Module, heads: list[nn.Module]) -> None:
-    """Let a float32 model's trunk compute in bfloat16 from now on, wherever it is called from."""
-    model.half_copies = copies = HalfCopies(model, heads)
+def make_fast(
+    model: Any, trunk: nn.Module, heads: list[nn.Module], *, shared: HalfCopies | None = None
+) -> None:
+    """Let a float32 model's trunk compute in bfloat16 from now on, wherever it is called from.
+
+    `shared`: another model's copies, which are taken for the parameters that are its too.
+    """
+    model.half_copies = copies = HalfCopies(model, heads, shared)
     trunk.register_forward_pre_hook(copies.refresh)
     for head in heads:
         head.register_forward_pre_hook(_widened)
