@@ -96,7 +96,8 @@ def critic_on(
 
     Adapters and the head, at zero, are all that it adds. Its modules are its own too, with the actor's frozen
     tensors in them: no adapter is ever switched, whichever pass is made, or made again for a gradient.
-    Raises CheckpointError where the architecture does not allow it.
+    Raises ConfigError for an actor without adapters, CheckpointError for an architecture that is built
+    otherwise.
     """
     model = _scalar_model_on(actor, trust_remote_code=trust_remote_code, where=where)
     make_trainable(

@@ -368,11 +368,11 @@ def test_the_resolved_recipe_is_json_with_canonical_names_and_reads_back(tmp_pat
         ),
         (
             "critic.model.share_trunk=true",
-            "critic.model.share_trunk: needs adapters: the actor trains the whole trunk; write model.lora_rank=16",
+            "share_trunk: needs adapters: the actor trains the whole trunk; write model.lora_rank=16",
         ),
         (
             "critic.model.share_trunk=true model.lora_rank=4 critic.model.path=rewards/model",
-            "critic.model.path: has weights of its own, but critic.model.share_trunk takes the actor's; remove",
+            "critic.model.path: has weights of its own, but critic.model.share_trunk takes the actor's",
         ),
         ("stages=[train,sft]", "put sft first"),
         ("stages=[train,train]", "listed twice"),
