@@ -216,6 +216,8 @@ class Actor(Section):
 
 class CriticModel(Section):
     path: MaybePlace = None  # default: the actor's start policy with a new head
+    # With model.lora_rank: adapters and a head on the actor's own frozen weights, in place of a second model.
+    share_trunk: bool = False
 
 
 class Critic(Section):

@@ -63,7 +63,8 @@ class HalfCopies:
     `parameters()` and `state_dict()` still give the parameter.
     """
 
-    def __init__(self, model: nn.Module, heads: list[nn.Module]) -> None:
+    def __init__(self, model: nn.Module, heads: list[nn.Module], shared: HalfCopies | None = None) -> None:
+        self.known = {} if shared is None else shared.copies
         beside = {id(module) for head in heads for module in head.modules()}
         self.copies: dict[int, tuple[Tensor, Tensor]] = {}
         self.places: list[tuple[nn.Module, str, Tensor]] = []
@@ -80,7 +81,8 @@ class HalfCopies:
     def of(self, parameter: Tensor) -> Tensor:
         """Its copy, the same for all that share it."""
         if id(parameter) not in self.copies:
-            self.copies[id(parameter)] = parameter, _copy_of(parameter)
+            pair = self.known.get(id(parameter)) or (parameter, _copy_of(parameter))
+            self.copies[id(parameter)] = pair
         return self.copies[id(parameter)][1]
 
     def put(self) -> None:
@@ -132,16 +134,21 @@ class Halves:
                 self.seen[i] = product.weight._version
 
 
-def set_precision(model: Any, precision: str, trunk: nn.Module, heads: list[nn.Module]) -> None:
-    """Let a model compute in `exact` or `fast` from now on, wherever it is called from."""
+def set_precision(
+    model: Any, precision: str, trunk: nn.Module, heads: list[nn.Module], *, shared: Any = None
+) -> None:
+    """Let a model compute in `exact` or `fast` from now on, wherever it is called from.
+
+    `shared`: another model, whose copies are taken for the parameters that are its too.
+    """
     if precision == "fast":
-        _make_fast(model, trunk, heads)
+        _make_fast(model, trunk, heads, None if shared is None else shared.half_copies)
     else:
         _make_exact(trunk, heads)
 
 
-def _make_fast(model: Any, trunk: nn.Module, heads: list[nn.Module]) -> None:
-    model.half_copies = copies = HalfCopies(model, heads)
+def _make_fast(model: Any, trunk: nn.Module, heads: list[nn.Module], shared: HalfCopies | None) -> None:
+    model.half_copies = copies = HalfCopies(model, heads, shared)
     trunk.register_forward_pre_hook(copies.refresh)
     for head in heads:
         head.register_forward_pre_hook(_widened)
@@ -150,10 +157,11 @@ def _make_fast(model: Any, trunk: nn.Module, heads: list[nn.Module]) -> None:
 
 
 def _make_exact(trunk: nn.Module, heads: list[nn.Module]) -> None:
+    """Frozen weights are not split: beside them, halves would be most of the memory."""
     products = []
     for module in (*trunk.modules(), *heads):
         product = None
-        if type(module) is nn.Linear and pays(module.weight):
+        if type(module) is nn.Linear and module.weight.requires_grad and pays(module.weight):
             product = Split(module.weight)
             products.append(product)
         sum_in_place(module, product)
