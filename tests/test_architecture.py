@@ -21,7 +21,6 @@ LAYERS: dict[str, int] = {
     "tables": 2,
     "drafts": 2,
     "model_files": 2,
-    "chip": 2,
     "sharing": 2,
     "jail": 2,
     **dict.fromkeys(("data", "models", "engines", "rewards", "guards", "tracking", "report", "runtime"), 3),

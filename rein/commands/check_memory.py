@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rein.chip import has_tiles
 from rein.commands.check_plan import Plan
 from rein.config import paths
 from rein.config.methods import needs
@@ -23,7 +22,6 @@ from rein.stages import pipeline
 
 PROCESS = 0.5 * 2**30  # Python, torch and transformers themselves
 CHUNK_LOGITS = 2**24  # entries of [positions, V] that the head holds at once (models/actor.py)
-SPLIT_FROM = 2**18  # entries of a weight from which its products are made of halves (models/products.py)
 CHUNK_COPIES = 6  # logits, scaled logits, log-softmax, softmax and gradients, as measured
 
 
@@ -152,18 +150,9 @@ def _trained(recipe: Recipe, shape: Shape) -> int:
 
 
 def _held(recipe: Recipe, shape: Shape, *, shared: bool = False) -> float:
-    """Weights (not those of another model), adapters, and what is computed with.
-
-    That is copies half as wide in `fast`; in `exact`, halves of trained weights.
-    """
-    lora = recipe.model.lora_rank
-    own = (0 if shared else shape.parameters) + (_trained(recipe, shape) if lora else 0)
-    if recipe.model.precision == "fast":
-        return own * 1.5
-    if lora or recipe.model.dtype == "float64" or not has_tiles():
-        return own
-    matrices = [(shape.vocabulary, shape.hidden), *shape.linear]
-    return own + sum(size for rows, columns in matrices if (size := rows * columns) >= SPLIT_FROM)
+    """Weights (not those of another model), adapters, and the half as wide copies of `fast`."""
+    own = (0 if shared else shape.parameters) + (_trained(recipe, shape) if recipe.model.lora_rank else 0)
+    return own * (1.5 if recipe.model.precision == "fast" else 1.0)
 
 
 def _scalar(shape: Shape) -> int:

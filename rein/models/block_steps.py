@@ -65,19 +65,18 @@ def project(x: Tensor, product: Product, weight: Tensor) -> Tensor:
 class _Project(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, product: Product) -> Tensor:
-        factor = product.factor(x)
-        if ctx.needs_input_grad[1]:
-            ctx.save_for_backward(*factor)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None)
         ctx.product = product
-        return product.times(factor)
+        return product.times(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        factor = ctx.product.factor(grad)
-        if ctx.needs_input_grad[1]:
-            ctx.product.add_gradient(factor, ctx.saved_tensors)
-        return ctx.product.back(factor) if ctx.needs_input_grad[0] else None, None, None
+        (x,), product = ctx.saved_tensors, ctx.product
+        factor = product.factor(grad)
+        if x is not None:
+            product.add_gradient(factor, product.factor(x))
+        return product.back(factor) if ctx.needs_input_grad[0] else None, None, None
 
 
 def gated(x: Tensor, products: Sequence[Product], weights: Sequence[Tensor]) -> Tensor:
@@ -94,27 +93,26 @@ class _Gated(torch.autograd.Function):
         ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor, products: Sequence[Product]
     ) -> Tensor:
         of_gate, of_up, of_down = ctx.products = products
-        factor = of_gate.factor(x)
-        g, u = of_gate.times(factor), of_up.times(factor)
-        ctx.save_for_backward(g, u, *factor)
-        return of_down.times(of_down.factor(silu(g).mul_(u)))
+        g, u = of_gate.times(x), of_up.times(x)
+        ctx.save_for_backward(x, g, u)
+        return of_down.times(silu(g).mul_(u))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        g, u, *x = ctx.saved_tensors
+        x, g, u = ctx.saved_tensors
         of_gate, of_up, of_down = ctx.products
         wants_x, *wanted, _ = ctx.needs_input_grad
         s, grads = silu(g), of_down.factor(grad)
         if wanted[2]:
             of_down.add_gradient(grads, of_down.factor(s * u))
-        a = of_down.back(grads)
+        a, factor = of_down.back(grads), of_gate.factor(x)
         du = of_up.factor(s.mul_(a))
         if wanted[1]:
-            of_up.add_gradient(du, x)
+            of_up.add_gradient(du, factor)
         dg = of_gate.factor(_silu_backward(a.mul_(u), g))
         if wanted[0]:
-            of_gate.add_gradient(dg, x)
+            of_gate.add_gradient(dg, factor)
         return of_up.back(du, of_gate.back(dg)) if wants_x else None, None, None, None, None
 
 

@@ -65,7 +65,7 @@ class _LogProbs(torch.autograd.Function):
         kept = []
         with matmul_precision(precision):
             for cut in _cuts(len(hidden), chunk):
-                logits = torch.log_softmax(product.times(product.factor(hidden[cut])), -1)
+                logits = torch.log_softmax(product.times(hidden[cut]), -1)
                 found[cut] = logits.gather(1, ids[cut].unsqueeze(1)).squeeze(1)
                 if keeps:
                     kept.append(logits.exp_().to(torch.bfloat16) if _is_half(product) else logits.exp_())
@@ -82,15 +82,14 @@ class _LogProbs(torch.autograd.Function):
         to_id = grad * -torch.expm1(log_probs)  # 1 - p, whole also where p is near 1
         with matmul_precision(ctx.precision):
             for i, cut in enumerate(_cuts(len(hidden), ctx.chunk)):
-                factor = product.factor(hidden[cut])
-                slope = kept[i] if kept else torch.softmax(product.times(factor), -1)
+                slope = kept[i] if kept else torch.softmax(product.times(hidden[cut]), -1)
                 slope = slope.mul_(-grad[cut].unsqueeze(1).to(slope.dtype))
                 slope.scatter_(1, ids[cut].unsqueeze(1), to_id[cut].unsqueeze(1).to(slope.dtype))
                 slopes = product.factor(slope)
                 if of_hidden is not None:
                     of_hidden[cut] = product.back(slopes)
                 if wants_weight:
-                    product.add_gradient(slopes, factor)
+                    product.add_gradient(slopes, product.factor(hidden[cut]))
         return of_hidden, None, None, None, None, None
 
 

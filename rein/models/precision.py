@@ -4,7 +4,7 @@ In `fast` the parameters stay float32: they are what is trained, saved and kept 
 bfloat16 copies of them, made anew when they have moved; each copy's gradient is added to its parameter's in
 float32. The head (`lm_head`, `score`) reads the parameters themselves, and norms and softmaxes are float32.
 
-In `exact` the products of large float32 weights are made of bfloat16 halves where the chip is quicker at that
+In `exact` the gradients of large weights are made of bfloat16 halves where the chip is quicker at that
 (`products.Split`). In both, a layer adds its gradient where it is summed.
 """
 
@@ -120,20 +120,6 @@ def _copy_of(parameter: Tensor) -> Tensor:
     return copy
 
 
-class Halves:
-    """Split weights, made anew when they have moved."""
-
-    def __init__(self, products: list[Split]) -> None:
-        self.products = products
-        self.seen = [product.weight._version for product in products]
-
-    def refresh(self, *_: Any) -> None:
-        for i, product in enumerate(self.products):
-            if product.weight._version != self.seen[i]:
-                product.refresh()
-                self.seen[i] = product.weight._version
-
-
 def set_precision(
     model: Any, precision: str, trunk: nn.Module, heads: list[nn.Module], *, shared: Any = None
 ) -> None:
@@ -157,15 +143,11 @@ def _make_fast(model: Any, trunk: nn.Module, heads: list[nn.Module], shared: Hal
 
 
 def _make_exact(trunk: nn.Module, heads: list[nn.Module]) -> None:
-    """Frozen weights are not split: beside them, halves would be most of the memory."""
-    products = []
-    for module in (*trunk.modules(), *heads):
-        product = None
-        if type(module) is nn.Linear and module.weight.requires_grad and pays(module.weight):
-            product = Split(module.weight)
-            products.append(product)
-        sum_in_place(module, product)
-    trunk.register_forward_pre_hook(Halves(products).refresh)
+    for module in trunk.modules():
+        splits = type(module) is nn.Linear and pays(module.weight)
+        sum_in_place(module, Split(module.weight) if splits else None)  # type: ignore[arg-type]
+    for head in heads:
+        sum_in_place(head)
 
 
 def _widened(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

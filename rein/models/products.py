@@ -1,12 +1,12 @@
 """Matrix products of a trained weight, and where its gradient is summed.
 
-Three ways to make y = x W^T, dx = g W and dW = g^T x:
+Four ways to make y = x W^T, dx = g W and dW = g^T x:
 - `Plain`: torch's own, in the weight's precision.
+- `Split`: float32's, the gradients' out of bfloat16, for chips where that is quicker. With g = g1 + g2 and
+  W = W1 + W2, each half bfloat16, g W = g1 W1 + g2 W1 + g1 W2, summed in float32: within 5e-6 of float64's,
+  relative, where float32's own product is within 4e-7. Log-probs are as float32 gives them.
 - `Half`: of bfloat16 copies; the gradient is summed in float32, beside them.
 - `Wide`: of bfloat16 copies, with float32 answers: a head's.
-- `Split`: float32 out of bfloat16, for chips where that is quicker. With x = x1 + x2 and W = W1 + W2, each
-  half bfloat16, x W^T = x1 W1^T + x2 W1^T + x1 W2^T, summed in float32: within 5e-6 of float64's, relative,
-  where float32's own product is within 4e-7.
 
 A gradient is added to `weight.grad` where it is made, so that no second tensor of the weight's size is
 written and read: these steps return no gradient for the weight, and torch.autograd.grad does not see it.
@@ -24,9 +24,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from rein.chip import has_tiles
-
-SPLIT_FROM = 2**18  # entries of a weight
 Factor = tuple[Tensor, ...]  # [N, K] as a product reads it: itself, or its two halves
 _ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112
 _ROWS_SPLIT = 32
@@ -36,12 +33,12 @@ _SPLIT_AT_ONCE = 2**16  # entries: what is in between stays in the caches
 class Product(Protocol):
     """A weight [M, K] and how its products are made."""
 
-    def factor(self, x: Tensor) -> Factor:
-        """x [N, K] or [N, M] as the products read it."""
+    def times(self, x: Tensor) -> Tensor:
+        """x W^T, [N, M]"""
         ...
 
-    def times(self, x: Factor) -> Tensor:
-        """x W^T, [N, M]"""
+    def factor(self, x: Tensor) -> Factor:
+        """x [N, K], or a gradient [N, M], as the products below read it."""
         ...
 
     def back(self, grad: Factor, add_to: Tensor | None = None) -> Tensor:
@@ -57,11 +54,11 @@ class Plain:
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
 
+    def times(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
+
     def factor(self, x: Tensor) -> Factor:
         return (x,)
-
-    def times(self, x: Factor) -> Tensor:
-        return linear(x[0], self.weight)
 
     def back(self, grad: Factor, add_to: Tensor | None = None) -> Tensor:
         return grad[0] @ self.weight if add_to is None else add_to.addmm_(grad[0], self.weight)
@@ -71,6 +68,24 @@ class Plain:
             self.weight.grad = grad[0].t() @ x[0]
         else:
             self.weight.grad.addmm_(grad[0].t(), x[0])
+
+
+class Split(Plain):
+    """Few rows are left whole: to split a product pays from some dozens on."""
+
+    def factor(self, x: Tensor) -> Factor:
+        return split(x) if len(x) >= _ROWS_SPLIT else (x,)
+
+    def back(self, grad: Factor, add_to: Tensor | None = None) -> Tensor:
+        if len(grad) == 1:
+            return super().back(grad, add_to)
+        return _added(_of_three(grad, split(self.weight.detach())), self.weight.shape[1], add_to)
+
+    def add_gradient(self, grad: Factor, x: Factor) -> None:
+        if len(x) == 1:
+            super().add_gradient(grad, x)
+        else:
+            _add_gradient(self.weight, _of_three(grad, x))
 
 
 class Half(Plain):
@@ -90,59 +105,16 @@ class Half(Plain):
 class Wide(Half):
     """Only where gemm() is something."""
 
+    def times(self, x: Tensor) -> Tensor:
+        out = x.new_empty(len(x), len(self.weight), dtype=torch.float32)
+        add_product(out, x.to(torch.bfloat16), self.weight, transpose_b=True, add=False)
+        return out
+
     def factor(self, x: Tensor) -> Factor:
         return (x.to(torch.bfloat16),)
 
-    def times(self, x: Factor) -> Tensor:
-        out = x[0].new_empty(len(x[0]), len(self.weight), dtype=torch.float32)
-        add_product(out, x[0], self.weight, transpose_b=True, add=False)
-        return out
-
     def back(self, grad: Factor, add_to: Tensor | None = None) -> Tensor:
-        out = add_to
-        if out is None:
-            out = grad[0].new_empty(len(grad[0]), self.weight.shape[1], dtype=torch.float32)
-        add_product(out, grad[0], self.weight, add=add_to is not None)
-        return out
-
-
-class Split(Plain):
-    """Few rows are left whole: to split a weight's product pays from some dozens on."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__(weight)
-        self.halves = split(weight.detach())
-
-    def refresh(self) -> None:
-        """The weight has moved."""
-        split(self.weight.detach(), self.halves)
-
-    def factor(self, x: Tensor) -> Factor:
-        return split(x) if len(x) >= _ROWS_SPLIT else (x,)
-
-    def times(self, x: Factor) -> Tensor:
-        if len(x) == 1:
-            return super().times(x)
-        out = x[0].new_empty(len(x[0]), len(self.weight), dtype=torch.float32)
-        for i, (some, weight) in enumerate(_of_three(x, self.halves)):
-            add_product(out, some, weight, transpose_b=True, add=i > 0)
-        return out
-
-    def back(self, grad: Factor, add_to: Tensor | None = None) -> Tensor:
-        if len(grad) == 1:
-            return super().back(grad, add_to)
-        out = add_to
-        if out is None:
-            out = grad[0].new_empty(len(grad[0]), self.weight.shape[1], dtype=torch.float32)
-        for i, (some, weight) in enumerate(_of_three(grad, self.halves)):
-            add_product(out, some, weight, add=i > 0 or add_to is not None)
-        return out
-
-    def add_gradient(self, grad: Factor, x: Factor) -> None:
-        if len(x) == 1:
-            super().add_gradient(grad, x)
-        else:
-            _add_gradient(self.weight, _of_three(grad, x))
+        return _added([(grad[0], self.weight)], self.weight.shape[1], add_to)
 
 
 def gradient_of(weight: Tensor) -> Tensor:
@@ -161,15 +133,26 @@ def _add_gradient(weight: Tensor, parts: list[tuple[Tensor, Tensor]]) -> None:
         add = True
 
 
+def _added(parts: list[tuple[Tensor, Tensor]], width: int, add_to: Tensor | None) -> Tensor:
+    """The sum of a b over the parts, and what is given."""
+    out, add = add_to, add_to is not None
+    if out is None:
+        out = parts[0][0].new_empty(len(parts[0][0]), width, dtype=torch.float32)
+    for a, b in parts:
+        add_product(out, a, b, add=add)
+        add = True
+    return out
+
+
 def _of_three(a: Factor, b: Factor) -> list[tuple[Tensor, Tensor]]:
     """The factors of the three products: the fourth, of the two low halves, is below float32's rounding."""
     return [(a[0], b[0]), (a[1], b[0]), (a[0], b[1])]
 
 
-def split(x: Tensor, out: Factor | None = None) -> Factor:
+def split(x: Tensor) -> Factor:
     """x1 and x2, bfloat16, with x1 + x2 = x to 17 bits."""
     x = x.contiguous()
-    high, low = out or (torch.empty_like(x, dtype=torch.bfloat16), torch.empty_like(x, dtype=torch.bfloat16))
+    high, low = (torch.empty_like(x, dtype=torch.bfloat16) for _ in range(2))
     flat, of_high, of_low = x.view(-1), high.view(-1), low.view(-1)
     for begin in range(0, x.numel(), _SPLIT_AT_ONCE):
         cut = slice(begin, begin + _SPLIT_AT_ONCE)
@@ -180,13 +163,14 @@ def split(x: Tensor, out: Factor | None = None) -> Factor:
 
 def pays(weight: Tensor) -> bool:
     """Whether `Split` or `Wide` is quicker for a float32 weight: on a chip with tiles, from 512 x 512 on."""
-    return weight.dtype == torch.float32 and weight.numel() >= SPLIT_FROM and gemm() is not None
+    return weight.dtype == torch.float32 and weight.numel() >= 2**18 and gemm() is not None
 
 
 @functools.cache
 def gemm() -> Callable[..., None] | None:
     """cblas_gemm_bf16bf16f32 of the MKL inside torch, where the chip has tiles (AMX) for it; else None."""
-    if not has_tiles():
+    flags = Path("/proc/cpuinfo")
+    if not flags.exists() or "amx_bf16" not in flags.read_text():
         return None
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:

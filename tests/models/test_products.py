@@ -85,7 +85,7 @@ def test_each_way_makes_the_same_products(how: str, rows: int) -> None:
     one, other = (product.factor(t) for t in given)
     wide = weight.detach().double()
     with torch.no_grad():
-        assert error(product.times(one), x.double() @ wide.t()) < near
+        assert error(product.times(given[0]), x.double() @ wide.t()) < near
         assert error(product.back(other), grad.double() @ wide) < near
         twice = product.back(other, product.back(other))
         assert error(twice, 2 * grad.double() @ wide) < near
@@ -94,16 +94,6 @@ def test_each_way_makes_the_same_products(how: str, rows: int) -> None:
             assert weight.grad is not None
             assert weight.grad.dtype == torch.float32
             assert error(weight.grad, times * grad.double().t() @ x.double()) < near
-
-
-@amx
-def test_a_split_weight_that_moved_is_read_anew() -> None:
-    weight = nn.Parameter(drawn(M, K))
-    product, x = Split(weight), drawn(N, K, seed=1)
-    with torch.no_grad():
-        weight.add_(1.0)
-        product.refresh()
-        assert error(product.times(product.factor(x)), x.double() @ weight.double().t()) < FLOAT32_ERROR
 
 
 def test_small_and_float64_weights_are_left_to_torch() -> None:
