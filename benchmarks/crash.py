@@ -34,7 +34,7 @@ from rein.data import addition
 from rein.journal import standing
 from rein.models.tiny import make_tiny
 from rein.stages import pipeline, reward_model, score, sft, train  # noqa: F401  forks need not import them
-from rein.tracking.jsonl import read_metrics
+from rein.tracking.jsonl import read_metrics, untimed
 
 KINDS = {  # name: the job, its share of the runs
     "training": ("plain", 9),
@@ -109,10 +109,7 @@ def differences(stage: Path, unbroken: Path) -> list[str]:
         one, other = (load_file(folder / model) for folder in (stage, unbroken))
         if one.keys() != other.keys() or not all(torch.equal(one[name], other[name]) for name in one):
             found.append(str(model))
-    one, other = (
-        [line | {"time": 0} for line in read_metrics(folder / "metrics.jsonl")]
-        for folder in (stage, unbroken)
-    )
+    one, other = (untimed(read_metrics(folder / "metrics.jsonl")) for folder in (stage, unbroken))
     found += ["metrics.jsonl"] if one != other else []
     events, others = (
         [line | {"time": 0, "seq": 0} for line in standing(journal.read(folder / "journal.jsonl"))]

@@ -30,6 +30,7 @@ from rein.functional.rewards import shape_scores, subtract_kl
 from rein.functional.statistics import explained_variance
 from rein.protocols import Actor, Critic, Reference
 from rein.rewards.shaping import Shaped, shape
+from rein.runtime.clock import Clock
 from rein.types import Experience, Floats, Metrics, Softening, Trajectory
 
 
@@ -88,6 +89,7 @@ class ExperienceMaker:
         self.token_budget = recipe.actor.token_budget
         self.reward_manager = recipe.reward_manager
         self.between: Callable[[], None] = lambda: None  # called between the passes of a batch
+        self.clock = Clock()
 
     def soften(self, soft: Softening) -> None:
         """Take what remedies have made of the token budget and the reward clip; from the next batch on."""
@@ -106,12 +108,8 @@ class ExperienceMaker:
 
         Raises DataError for a row to which the actor gives a log-prob that is not finite.
         """
-        budget = self.token_budget
-        mask = padded([row.response_mask for row in rows], torch.bool)
-        share = self.actor.shares_prompts
-        old = in_micro_batches(
-            rows, budget, lambda part, temp: self.actor.log_probs(part, temp)[0], share=share
-        )
+        actor, mask = self.actor, padded([row.response_mask for row in rows], torch.bool)
+        old = self._pass("old_log_prob", actor, rows, lambda part, temp: actor.log_probs(part, temp)[0])
         self._finite(rows, old, mask)
         self.between()
         experience = Experience(
@@ -125,9 +123,20 @@ class ExperienceMaker:
             experience.ref_log_probs = padded([self.references[row.key] for row in rows], old.dtype)
         if all(row.behavior_log_probs is not None for row in rows):
             experience.behavior_log_probs = padded([row.behavior_log_probs for row in rows], old.dtype)  # type: ignore[misc]
-        self._weigh(experience)
-        self._estimate(experience, self._rewards(experience, kl_coef_in_reward))
+        with self.clock("adv"):
+            self._weigh(experience)
+            self._estimate(experience, self._rewards(experience, kl_coef_in_reward))
         return experience
+
+    def _pass(
+        self,
+        phase: str,
+        model: Actor | Critic,
+        rows: list[Trajectory],
+        compute: Callable[[list[Trajectory], Tensor], Tensor],
+    ) -> Tensor:
+        with self.clock(phase):
+            return in_micro_batches(rows, self.token_budget, compute, share=model.shares_prompts)
 
     def scores(self, rows: Sequence[Trajectory]) -> Shaped:
         """Scores shaped and placed on tokens, [B, T]: what the critic is fitted to before PPO."""
@@ -205,15 +214,11 @@ class ExperienceMaker:
 
     def _exact_kl(self, e: Experience) -> Tensor | None:
         """KL(actor || reference) over the vocabulary, [B, T], where the KL in the reward is of that kind."""
-        reference, budget = self.reference, self.token_budget
+        reference, actor = self.reference, self.actor
         if reference is None or self.recipe.algorithm.kl_penalty not in EXACT_KINDS:
             return None
-        actor = self.actor
-        return in_micro_batches(
-            e.rows,
-            budget,
-            lambda part, temp: actor.log_probs_and_kl(part, temp, reference)[2],
-            share=actor.shares_prompts,
+        return self._pass(
+            "ref", actor, e.rows, lambda part, temp: actor.log_probs_and_kl(part, temp, reference)[2]
         )
 
     def _estimate(self, e: Experience, rewards: Tensor) -> None:
@@ -221,10 +226,8 @@ class ExperienceMaker:
         if name is None:
             return
         if self.critic is not None:
-            critic, budget = self.critic, self.token_budget
-            e.values = in_micro_batches(
-                e.rows, budget, lambda part, _: critic.values(part), share=critic.shares_prompts
-            )
+            critic = self.critic
+            e.values = self._pass("values", critic, e.rows, lambda part, _: critic.values(part))
             self.between()
         known: dict[str, Tensor | None] = {
             "token_level_rewards": rewards,

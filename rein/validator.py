@@ -11,6 +11,7 @@ import torch
 
 from rein.functional.evaluation import repetition
 from rein.protocols import Reward, RolloutEngine
+from rein.runtime.clock import Clock
 from rein.types import Completion, Ids, Metrics, Prompt, Trajectory
 
 Decode = Callable[[Ids], str]  # ids of a response to its text, without stop tokens
@@ -36,6 +37,7 @@ class Validator:
         self.reward, self.proxy_reward = reward, proxy_reward
         self.decode, self.max_new_tokens = decode, max_new_tokens
         self.answers: list[Trajectory] = []
+        self.clock = Clock()
 
     def measure(self, advance: Advance | None = None) -> Metrics:
         """val/score, val/proxy_score, val/response_length, val/repetition, val/truncated, val/unscored.
@@ -45,9 +47,8 @@ class Validator:
         """
         if not self.prompts:
             return {}
-        rows = [
-            row
-            for answers in answer(
+        with self.clock("testing"):
+            answers = answer(
                 self.engine,
                 self.prompts,
                 n=1,
@@ -57,8 +58,10 @@ class Validator:
                 decode=self.decode,
                 advance=advance,
             )
-            for row in answers
-        ]
+        with self.clock("reward"):
+            return self._judged([row for (row,) in answers])
+
+    def _judged(self, rows: list[Trajectory]) -> Metrics:
         self.answers = scored(rows, self.reward)
         scores = known_scores(self.answers)
         metrics = {f"val/{name}": value for name, value in shape(rows).items()}

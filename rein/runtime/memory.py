@@ -1,7 +1,8 @@
-"""What the C library does with memory that tensors have given back."""
+"""What the C library does with memory that tensors have given back, and how much the process has held."""
 
 import ctypes
 import platform
+import resource
 
 MOST = 2**31 - 1  # of mallopt's int
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
@@ -20,3 +21,9 @@ def keep_freed_memory() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     settings = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: MOST, M_TOP_PAD: GROWTH}
     return all(mallopt(name, value) == 1 for name, value in settings.items())
+
+
+def peak_resident_gb() -> float:
+    """The most memory that this process has held, in GiB."""
+    unit = 1 if platform.system() == "Darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -7,7 +7,6 @@ train_job.py.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -31,14 +30,13 @@ T = TypeVar("T")
 
 def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Train to the end of the recipe, from the newest snapshot where there is one."""
-    started = time.monotonic()
     job = open_job(recipe, console)
     try:
         with deferred() as interrupt, console.progress(job.total_updates, "train") as advance:
             advance(job.cursor.done)
             fit_critic(job, interrupt, advance)
             train(job, interrupt, advance)
-        return job.finish(time.monotonic() - started)
+        return job.finish()
     finally:
         job.close()
 
@@ -73,6 +71,7 @@ def train(job: Job, interrupt: Interrupt, advance: Advance) -> None:
         reins.start()
         obey(job, verdict, None, advance)
     job.maker.between = between
+    job.log_times()  # what came before is no step's
     for experience in experiences(job):
         if job.cursor.batch == job.cursor.update == 0 and not reins.rollbacks:
             warn_of_strangers(job, experience.metrics)
@@ -102,7 +101,7 @@ def updates(
         cursor.update, cursor.done, cursor.number = cursor.update + 1, cursor.done + 1, cursor.number + 1
         last, said = cursor.update == len(plan), {}
         if cursor.number % job.recipe.guards.probe_every == 0 and not last:
-            probed = job.probe.measure()
+            probed = job.probed()
             verdict = graver(verdict, reins.after(probed))
             metrics |= probed
         job.log(metrics)
@@ -117,17 +116,22 @@ def updates(
     return verdict
 
 
-def one_update(job: Job, update: Update, experience: Experience) -> tuple[Verdict, Metrics]:
+def one_update(
+    job: Job, update: Update, experience: Experience, phase: str | None = None
+) -> tuple[Verdict, Metrics]:
     """Gradients, the guards' word on them, and the step or not; what is asked for beyond that."""
     learner, role = job.learner, update.role
+    phase, rows = phase or f"update_{role}", [experience.rows[i] for i in update.rows]
     counts = bool(experience.response_mask[list(update.rows)].any())  # unless guards left all rows out
     if role in job.dropped or not counts:  # its schedule advances, so that it ends where the plan does
         learner.discard(role)
         return Verdict(), {}
-    metrics = within_memory(job, role, partial(learner.backward, update, experience))
-    verdict = job.reins.before(metrics, [experience.rows[i] for i in update.rows])
+    with job.clock(phase, job.pace.work(role, rows)):
+        metrics = within_memory(job, role, partial(learner.backward, update, experience))
+    verdict = job.reins.before(metrics, rows)
     if verdict.action is Action.CONTINUE:
-        learner.apply(role)
+        with job.clock(phase):
+            learner.apply(role)
         job.applied[role] = job.applied.get(role, 0) + 1
         return verdict, metrics
     learner.discard(role)
@@ -202,7 +206,7 @@ def fit_critic(job: Job, interrupt: Interrupt, advance: Advance) -> None:
     while job.cursor.fitted < job.fit_steps:
         cursor = job.cursor
         experience = job.fit_batch(cursor.fitted)
-        verdict, metrics = one_update(job, job.fit_update(experience), experience)
+        verdict, metrics = one_update(job, job.fit_update(experience), experience, "critic_fit")
         cursor.fitted, cursor.done, cursor.number = cursor.fitted + 1, cursor.done + 1, cursor.number + 1
         if cursor.fitted % job.recipe.guards.probe_every == 0 or cursor.fitted == job.fit_steps:
             explained = job.held_out_explained_variance()

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from rein.config.recipe import Recipe
 from rein.data.audit.verdict import Verdict as AuditVerdict
 from rein.data.batches import epoch_batches, epoch_order
 from rein.data.groups import by_prompt, longest_group, units
-from rein.errors import GuardStop
 from rein.experience import ExperienceMaker, value_metrics
 from rein.experience import in_micro_batches as forward_rows
 from rein.guards.presets import KL
@@ -26,10 +25,12 @@ from rein.learner import Learner, mini_batch_size, optimizer_steps
 from rein.models.actor import Actor
 from rein.models.critic import Critic
 from rein.probe import Probe
+from rein.runtime.clock import Clock
 from rein.runtime.seeding import derive
 from rein.runtime.single import SingleMesh
 from rein.snapshots import Snapshots
-from rein.stages.tokens import FACT
+from rein.stages.train_end import end
+from rein.stages.train_pace import Pace
 from rein.stages.train_reins import Reins
 from rein.stages.train_rows import Rows, without
 from rein.stages.train_state import Cursor, run_state, settings
@@ -55,11 +56,13 @@ class Job:
         maker: ExperienceMaker,
         probe: Probe,
         validator: Validator | None,
+        clock: Clock,
     ) -> None:
         self.recipe, self.console = recipe, console
         self.rows, self.train_rows, self.start = rows, rows.train, start
         self.actor, self.critic = actor, critic
         self.maker, self.probe, self.validator = maker, probe, validator
+        self.clock, self.pace = clock, Pace(clock, actor, critic)
         self.folder = paths.stage_dir(recipe, "train")
         self._planned: tuple[int, list[list[int]]] | None = None
         wanted = needs(recipe)
@@ -164,12 +167,9 @@ class Job:
         if critic is None or not rows:
             return math.nan
         returns, mask = self.maker.stored_returns(rows)
-        values = forward_rows(
-            rows,
-            self.maker.token_budget,
-            lambda part, _: critic.values(part),
-            share=critic.shares_prompts,
-        )
+        budget, share = self.maker.token_budget, critic.shares_prompts
+        with self.clock("values"):
+            values = forward_rows(rows, budget, lambda part, _: critic.values(part), share=share)
         return value_metrics(values, returns, mask)["critic/vf_explained_var"]
 
     # what is said and kept
@@ -178,6 +178,16 @@ class Job:
         self.last |= metrics
         if metrics and self.tracker is not None:
             self.tracker.log(metrics, self.cursor.number)
+
+    def log_times(self, rows: Sequence[Trajectory] = ()) -> None:
+        """Times since the last call, to trackers alone: no guard reads them, no snapshot keeps them."""
+        metrics = self.pace.metrics(rows)
+        if self.tracker is not None:
+            self.tracker.log(metrics, self.cursor.number)
+
+    def probed(self) -> Metrics:
+        with self.clock("probe"):
+            return self.probe.measure()
 
     def note(self, metrics: Metrics) -> str:
         """The few numbers beside the progress bar."""
@@ -192,7 +202,7 @@ class Job:
 
     def validate_start(self, between: Callable[[], None]) -> Verdict:
         """Probe and held-out score of the start policy: what later ones are held against."""
-        metrics = self.probe.measure()
+        metrics = self.probed()
         if self.recipe.trainer.val_before_train:
             metrics |= self._validate(between)
         verdict = self.reins.after(metrics)
@@ -212,7 +222,8 @@ class Job:
         self.best = {"val/score": score, "number": self.cursor.number}
         if self.reins.acts:
             self.best["snapshot"] = self.cursor.number
-        self.actor.save(self.folder / "best")
+        with self.clock("save_checkpoint"):
+            self.actor.save(self.folder / "best")
         return True
 
     def after_batch(self, rows: int, between: Callable[[], None]) -> Verdict:
@@ -222,7 +233,7 @@ class Job:
         """
         trainer, step = self.recipe.trainer, self.cursor.batch + 1
         last = step == self.batches
-        metrics = self.probe.measure()
+        metrics = self.probed()
         kl = metrics.get(KL, math.nan)
         if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
             metrics |= self._validate(between)
@@ -240,6 +251,7 @@ class Job:
             self.save(None)
         else:
             self.reins.keep(None)
+        self.log_times(self.rows_of(step - 1))
         return verdict
 
     @functools.cached_property
@@ -253,43 +265,13 @@ class Job:
             number = self.cursor.number
             if point:
                 self.reins.saved(number)
-            self.snapshots.save(number, run_state(self, experience), protect=self.reins.protected)
+            with self.clock("save_checkpoint"):
+                self.snapshots.save(number, run_state(self, experience), protect=self.reins.protected)
             self.saved_at = dataclasses.replace(self.cursor)
 
-    def finish(self, seconds: float) -> dict[str, Any]:
-        """Write last, critic, and best where nothing could be validated; the facts for the manifest.
-
-        Raises GuardStop where every update of a role was skipped: what would be written is the start.
-        """
-        for role in self.learner.optimizers:
-            if not self.applied.get(role):
-                raise GuardStop(
-                    f"train: all updates of the {role} were skipped, none was finite; check scores and "
-                    "learning rates"
-                )
-        if self.critic is not None:
-            self.critic.save(self.folder / "critic")
-        self.actor.save(self.folder / "last")
-        if not self.best:
-            self.actor.save(self.folder / "best")
-        shown = (
-            *("val/score", "val/proxy_score", "probe/kl_reference", "probe/entropy"),
-            "critic/vf_explained_var",
-        )
-        audited = {} if self.audited is None else {"audit": self.audited.as_json()}
-        return {
-            **audited,
-            "rows": self.rows.counts,
-            "token_budget": self.recipe.actor.token_budget,
-            FACT: self.rows.marks,
-            "updates": self.cursor.number,
-            "skipped_updates": self.reins.skipped,
-            "rollbacks": self.reins.rollbacks,
-            "best": self.best,
-            "cache": self.cached,
-            "metrics": {name: self.last[name] for name in shown if name in self.last},
-            "train_seconds": round(seconds, 2),
-        }
+    def finish(self) -> dict[str, Any]:
+        """What is left when all updates are done; the facts for the manifest."""
+        return end(self)
 
     def close(self) -> None:
         if self.tracker is not None:

@@ -26,6 +26,7 @@ from rein.models.load import weights_hash
 from rein.models.reference import Reference
 from rein.probe import PROBE_ROWS, Probe
 from rein.rewards import build, uses_model
+from rein.runtime.clock import Clock
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
 from rein.snapshots import RunState, load
@@ -48,7 +49,7 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
 
     A rehearsal restores and writes nothing.
     """
-    start = paths.start_policy(recipe, "train")
+    clock, start = Clock(), paths.start_policy(recipe, "train")
     actor = load_actor(start, seed=derive(recipe.seed, "actor"), **_model_options(recipe))
     encoder = encoder_of(actor, recipe)
     marks = compared(encoder, console, start, [*paths.train_files(recipe), *paths.mixed_files(recipe)])
@@ -58,21 +59,20 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         recipe, audited = _obey(recipe, console, actor, encoder, None if rehearsal else folder)
     wanted = needs(recipe)
     counts: Counts = {}
-    rows = load_rows(
-        recipe,
-        console,
-        encoder,
-        None if rehearsal else folder,
-        lambda rows: recomputed(recipe, console, actor.tokenizer, rows, counts),
-    )
+    kept = None if rehearsal else folder
+    complete = clock("behavior")(lambda rows: recomputed(recipe, console, actor.tokenizer, rows, counts))
+    with clock("data"):
+        rows = load_rows(recipe, console, encoder, kept, complete)
+        rows.demonstrations = load_mixing(recipe, console, encoder, rows.held_out, kept)
     rows.marks = marks
-    rows.demonstrations = load_mixing(recipe, console, encoder, rows.held_out, None if rehearsal else folder)
-    recipe = with_budget(recipe, console, actor, rows.train, None if rehearsal else folder)
+    with clock("budget"):
+        recipe = with_budget(recipe, console, actor, rows.train, kept)
     critic = None
     if "critic" in wanted:
         critic = _critic(recipe, console, actor)
     corrected = corrects(recipe, console, rows.train)
-    said = references(recipe, console, actor, rows.train[:16] if rehearsal else rows.train, counts)
+    with clock("ref"):
+        said = references(recipe, console, actor, rows.train[:16] if rehearsal else rows.train, counts)
     maker = ExperienceMaker(
         recipe,
         actor,
@@ -84,9 +84,13 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     )
     budget = recipe.actor.token_budget
     probe_rows = sorted(rows.held_out, key=lambda row: row.key)[:PROBE_ROWS]
-    probe = Probe(actor, probe_rows, budget)
+    with clock("probe"):
+        probe = Probe(actor, probe_rows, budget)
     validator = None if rehearsal else _validator(recipe, console, actor, encoder, rows.held_out, folder)
-    job = Job(recipe, console, rows, _content(actor, critic), actor, critic, maker, probe, validator)
+    maker.clock = clock
+    if validator is not None:
+        validator.clock = clock
+    job = Job(recipe, console, rows, _content(actor, critic), actor, critic, maker, probe, validator, clock)
     job.audited = audited
     job.cached = counts
     if not rehearsal:

@@ -16,6 +16,8 @@ from typing import Any
 from rein.errors import CheckpointError
 from rein.types import Metrics
 
+TIMES = ("time", "timing_s/", "timing_per_token_ms/", "perf/")  # begin the names of what no two runs share
+
 
 class JsonlTracker:
     """Implements protocols.Tracker on a file.
@@ -71,3 +73,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             raise CheckpointError(f"{path} line {index + 1}: no metrics with their number; remove that line")
         found.append(line)
     return found
+
+
+def untimed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines without times, to be held against another run's; those that hold times alone are left out."""
+    found = [{k: v for k, v in line.items() if not k.startswith(TIMES)} for line in lines]
+    return [line for line in found if len(line) > 1]

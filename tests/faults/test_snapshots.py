@@ -25,7 +25,7 @@ from rein.snapshots import RunState, Snapshots
 from rein.stages import train
 from rein.stages.train_open import open_job
 from rein.tracking.console import Console
-from rein.tracking.jsonl import read_metrics
+from rein.tracking.jsonl import read_metrics, untimed
 
 pytestmark = pytest.mark.long
 
@@ -74,8 +74,8 @@ def equal(out: Path, other: Path) -> bool:
         one, two = (load_file(run / "train" / model / "model.safetensors") for run in (out, other))
         if one.keys() != two.keys() or not all(torch.equal(one[name], two[name]) for name in one):
             return False
-    lines = [read_metrics(run / "train" / "metrics.jsonl") for run in (out, other)]
-    return [line | {"time": 0} for line in lines[0]] == [line | {"time": 0} for line in lines[1]]
+    lines = [untimed(read_metrics(run / "train" / "metrics.jsonl")) for run in (out, other)]
+    return lines[0] == lines[1]
 
 
 def broken_off(words: list[str], after: int) -> None:
@@ -333,7 +333,7 @@ def test_a_named_snapshot_is_found_however_its_path_is_written(
     monkeypatch.chdir(finished)
     resume = f"resume=train/snapshots/step-12{slash}"
     assert cli.main(["train", *words(tmp_path, resume)]) == 0
-    assert read_metrics(tmp_path / "train" / "metrics.jsonl")[0]["number"] == 13
+    assert untimed(read_metrics(tmp_path / "train" / "metrics.jsonl"))[0]["number"] == 13
 
 
 def test_a_reward_function_that_changes_folder_does_not_move_the_run(

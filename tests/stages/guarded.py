@@ -25,7 +25,7 @@ from rein.stages import train
 from rein.stages.train_job import Job
 from rein.stages.train_open import open_job
 from rein.tracking.console import Console
-from rein.tracking.jsonl import read_metrics
+from rein.tracking.jsonl import read_metrics, untimed
 from rein.types import Trajectory
 
 BATCH = 8  # updates
@@ -70,13 +70,9 @@ def events(some: Recipe, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def logged(some: Recipe, *names: str) -> list[dict[str, Any]]:
-    """The lines of the metrics that have all these names, without the time."""
-    lines = read_metrics(Path(some.out) / "train" / "metrics.jsonl")
-    return [
-        {name: value for name, value in line.items() if name != "time"}
-        for line in lines
-        if set(names) <= line.keys()
-    ]
+    """The lines of the metrics that have all these names, without the times."""
+    lines = untimed(read_metrics(Path(some.out) / "train" / "metrics.jsonl"))
+    return [line for line in lines if set(names) <= line.keys()]
 
 
 def values(some: Recipe, name: str) -> list[float]:
@@ -134,7 +130,7 @@ class Course:
         try:
             train.fit_critic(self.job, self.interrupt, self)
             train.train(self.job, self.interrupt, self)
-            self.facts: dict[str, Any] | None = self.job.finish(0.0)
+            self.facts: dict[str, Any] | None = self.job.finish()
         except Interrupted:
             self.facts = None
         finally:

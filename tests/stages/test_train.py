@@ -21,7 +21,7 @@ from rein.snapshots import RunState, Snapshots
 from rein.stages import train
 from rein.stages.train_open import open_job
 from rein.tracking.console import Console
-from rein.tracking.jsonl import read_metrics
+from rein.tracking.jsonl import read_metrics, untimed
 
 
 @pytest.mark.parametrize("prompts", [1, 12], ids=["one prompt", "asked for none"])
@@ -111,11 +111,7 @@ def test_a_run_that_is_broken_off_goes_on_with_the_next_demonstrations(tiny_lm: 
     job.close()
     train.run(broken, Console(quiet=True))
     one, other = (
-        [
-            {name: value for name, value in line.items() if name != "time"}
-            for line in read_metrics(Path(some.out) / "train" / "metrics.jsonl")
-        ]
-        for some in (whole, broken)
+        untimed(read_metrics(Path(some.out) / "train" / "metrics.jsonl")) for some in (whole, broken)
     )
     assert one == other
     rows = [line["actor/sft_rows"] for line in one if "actor/sft_rows" in line]

@@ -40,7 +40,7 @@ def limited(path, room, fill):  # MiB that training may take; what was freed sin
         except RuntimeError:
             del ballast[-room:]
         train.train(job, train.Interrupt(), lambda steps=1, note="": None)
-        job.finish(0.0)
+        job.finish()
         return 0, ""
     except Exception as error:
         return cli.exit_code(error)

@@ -1,0 +1,54 @@
+"""What a training run leaves that went to its end: models, facts for its manifest, its summary.
+
+Part of stages/train.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rein.errors import GuardStop
+from rein.stages import train_pace
+from rein.stages.tokens import FACT
+
+if TYPE_CHECKING:
+    from rein.stages.train_job import Job
+
+SHOWN = ("val/score", "val/proxy_score", "probe/kl_reference", "probe/entropy", "critic/vf_explained_var")
+
+
+def end(job: Job) -> dict[str, Any]:
+    """Write last, critic, and best where nothing could be validated; the facts for the manifest.
+
+    Raises GuardStop where every update of a role was skipped: what would be written is the start.
+    """
+    for role in job.learner.optimizers:
+        if not job.applied.get(role):
+            raise GuardStop(
+                f"train: all updates of the {role} were skipped, none was finite; check scores and "
+                "learning rates"
+            )
+    with job.clock("save_checkpoint"):
+        if job.critic is not None:
+            job.critic.save(job.folder / "critic")
+        job.actor.save(job.folder / "last")
+        if not job.best:
+            job.actor.save(job.folder / "best")
+    job.log_times()
+    speed = job.pace.summary()
+    train_pace.say(speed, job.console)
+    audited = {} if job.audited is None else {"audit": job.audited.as_json()}
+    return {
+        **audited,
+        "rows": job.rows.counts,
+        "token_budget": job.recipe.actor.token_budget,
+        FACT: job.rows.marks,
+        "updates": job.cursor.number,
+        "skipped_updates": job.reins.skipped,
+        "rollbacks": job.reins.rollbacks,
+        "best": job.best,
+        "cache": job.cached,
+        "metrics": {name: job.last[name] for name in SHOWN if name in job.last},
+        "train_seconds": speed["seconds"],
+        "speed": speed,
+    }
