@@ -71,7 +71,11 @@ def experience_of(batch: Any, rows: list[Trajectory]) -> Experience:
 def learner_of(model: str, rows: int, what: dict[str, Any]) -> Learner:
     recipe = Recipe.model_validate(
         {
-            "model": {"path": model, "precision": what.get("precision", "exact")},
+            "model": {
+                "path": model,
+                "precision": what.get("precision", "exact"),
+                "enable_gradient_checkpointing": what.get("checkpointing", False),
+            },
             "actor": {
                 "ppo_mini_batch_size": rows,
                 "ppo_max_token_len_per_gpu": what.get("budget", BUDGET),
@@ -80,7 +84,10 @@ def learner_of(model: str, rows: int, what: dict[str, Any]) -> Learner:
             },
         }
     )
-    options = {"precision": recipe.model.precision}
+    options: dict[str, Any] = {
+        "precision": recipe.model.precision,
+        "enable_gradient_checkpointing": recipe.model.enable_gradient_checkpointing,
+    }
     actor, critic = load_actor(model, **options), load_critic(model, **options)
     with torch.no_grad():
         critic.model.score.weight.normal_(std=0.02, generator=torch.Generator().manual_seed(2))
@@ -97,9 +104,12 @@ def learner_of(model: str, rows: int, what: dict[str, Any]) -> Learner:
     )  # fmt: skip
 
 
-def update(learner: Learner, experience: Experience) -> None:
+def update(learner: Learner, experience: Experience, *, apply: bool = False) -> None:
+    """Critic, then actor, all rows as one mini-batch; `apply`: with the optimizer's step."""
     for role in ("critic", "actor"):
         learner.backward(Update(role, tuple(range(len(experience.rows))), 0), experience)
+        if apply:
+            learner.apply(role)
 
 
 def score(learner: Learner, experience: Experience) -> tuple[Tensor, Tensor]:
