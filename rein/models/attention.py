@@ -20,6 +20,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
 from rein.errors import ConfigError
+from rein.models import elementwise
 from rein.models.packing import Group, Layout
 
 NAME = "rein_packed"
@@ -98,7 +99,7 @@ class _Segments(torch.autograd.Function):
         sin: Tensor | None,
     ) -> Tensor:
         if cos is not None and sin is not None:
-            query, key = turned(query, cos, sin), turned(key, cos, sin)
+            query, key = elementwise.turned(query, cos, sin), elementwise.turned(key, cos, sin)
         out = query.new_empty(query.shape)
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         sums = query.new_empty(query.shape[:2], dtype=wide)  # [N, H]
@@ -146,22 +147,9 @@ class _Segments(torch.autograd.Function):
                 whole[cut] += part[0].transpose(0, 1)
         if cos is not None:
             back = cos.to(sums.dtype), -sin.to(sums.dtype)
-            grads[:2] = [turned(t, *back) for t in grads[:2]]
+            grads[:2] = [elementwise.turned(t, *back) for t in grads[:2]]
         of_query, of_key, of_value = (t.to(saved[0].dtype) for t in grads)
         return of_query, of_key, of_value, None, None, None, None
-
-
-def turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[N, H, D], the halves (a, b) of each head as (a cos - b sin, b cos + a sin) of its position's angles.
-
-    Su et al. 2021 (arXiv:2104.09864), eq. 34, the halves laid out as in Llama.
-    """
-    out, half = torch.empty_like(heads), heads.shape[-1] // 2
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    a, b = heads[..., :half], heads[..., half:]
-    torch.mul(a, cos, out=out[..., :half]).addcmul_(b, sin, value=-1)
-    torch.mul(b, cos, out=out[..., half:]).addcmul_(a, sin)
-    return out
 
 
 def _row(tensor: Tensor) -> Tensor:

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import embedding
 
+from rein.models import elementwise
 from rein.models.products import Product, gradient_of
-
-_silu_backward = torch.ops.aten.silu_backward
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -30,30 +29,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class _RmsNorm(torch.autograd.Function):
-    """With h = x r and a = gradient * weight: dx = r (a - h mean(a h)), dweight = sum(gradient * h).
-
-    Each is rounded once, at the end; in between one wide tensor is worked on in place.
-    """
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        h = x.to(wide, copy=True)
-        r = torch.linalg.vector_norm(h, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        ctx.save_for_backward(x, weight, r)
-        return h.mul_(r).mul_(weight.to(wide)).to(x.dtype)
+        found: tuple[Tensor, Tensor] = elementwise.norm(x, weight, eps)
+        ctx.save_for_backward(x, weight, found[1])
+        return found[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, r = ctx.saved_tensors
-        h, a = x.to(r.dtype, copy=True).mul_(r), grad.to(r.dtype, copy=True)
-        products, of_weight, wide = (a * h).flatten(0, -2), None, weight.to(r.dtype)
-        if ctx.needs_input_grad[1]:
-            of_weight = products.sum(0).to(weight.dtype)
-        mean = torch.mv(products, wide).div_(x.shape[-1]).view(r.shape)
-        a.mul_(wide).addcmul_(h, mean, value=-1).mul_(r)
-        return a.to(x.dtype), of_weight, None
+        of_x, of_weight = elementwise.norm_gradients(grad, *ctx.saved_tensors)
+        return of_x, of_weight if ctx.needs_input_grad[1] else None, None
 
 
 def project(x: Tensor, product: Product, weight: Tensor) -> Tensor:
@@ -86,7 +72,7 @@ def gated(x: Tensor, products: Sequence[Product], weights: Sequence[Tensor]) -> 
 
 
 class _Gated(torch.autograd.Function):
-    """With g = gate x, u = up x, s = silu(g) and a the gradient of s u: dg = a u silu'(g), du = a s."""
+    """g = gate x and u = up x are kept, silu(g) u is made again."""
 
     @staticmethod
     def forward(
@@ -95,7 +81,7 @@ class _Gated(torch.autograd.Function):
         of_gate, of_up, of_down = ctx.products = products
         g, u = of_gate.times(x), of_up.times(x)
         ctx.save_for_backward(x, g, u)
-        return of_down.times(silu(g).mul_(u))
+        return of_down.times(elementwise.gate(g, u))
 
     @staticmethod
     @once_differentiable
@@ -103,14 +89,13 @@ class _Gated(torch.autograd.Function):
         x, g, u = ctx.saved_tensors
         of_gate, of_up, of_down = ctx.products
         wants_x, *wanted, _ = ctx.needs_input_grad
-        s, grads = silu(g), of_down.factor(grad)
+        grads, factor = of_down.factor(grad), of_gate.factor(x)
+        h, dg, du = elementwise.gate_gradients(of_down.back(grads), g, u)
         if wanted[2]:
-            of_down.add_gradient(grads, of_down.factor(s * u))
-        a, factor = of_down.back(grads), of_gate.factor(x)
-        du = of_up.factor(s.mul_(a))
+            of_down.add_gradient(grads, of_down.factor(h))
+        dg, du = of_gate.factor(dg), of_up.factor(du)
         if wanted[1]:
             of_up.add_gradient(du, factor)
-        dg = of_gate.factor(_silu_backward(a.mul_(u), g))
         if wanted[0]:
             of_gate.add_gradient(dg, factor)
         return of_up.back(du, of_gate.back(dg)) if wants_x else None, None, None, None, None
