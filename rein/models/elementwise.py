@@ -6,12 +6,15 @@ pass for the rest of the process.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
+
+from rein.errors import ConfigError
 
 
 class Step:
@@ -69,7 +72,16 @@ gate, gate_gradients = Step(_gate), Step(_gate_gradients)
 STEPS = (norm, norm_gradients, gate, gate_gradients)
 
 
+@functools.cache
 def compile_steps() -> None:
-    """Compile each step when it is first called, for any length; where torch cannot, that call raises."""
+    """Compile each step when it is first called, for any length. Raises ConfigError where torch cannot."""
+    try:
+        torch.compile(torch.neg)(torch.ones(2))
+    except Exception as error:  # torch's own of many kinds, with what the compiler's process said
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ConfigError(
+            f"model.use_torch_compile: this machine cannot compile ({said}); install a C++ compiler (g++ or "
+            "clang++, or set CXX) and Python's headers, or write false"
+        ) from error
     for step in STEPS:
         step.taken = torch.compile(step.written, dynamic=True)
