@@ -1,4 +1,4 @@
-"""Compiled steps give what the written ones give, for every length, and a machine without compiler is told."""
+"""Compiled steps give what the written ones give, for every length; a machine without compiler is told."""
 
 import os
 import subprocess
@@ -16,6 +16,7 @@ def drawn(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch's own, on first use
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_steps_are_the_written_ones(dtype: torch.dtype) -> None:
     near = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.06, "rtol": 0.02}
