@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0, help="the first so many trajectories")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", action="append", default=[], help="name=command")
+    parser.add_argument("--name", help="of the result files; update, or update_parts")
     parser.add_argument("--parts", action="store_true", help="what each technique brings, without peers")
     parser.add_argument("--only", action="append", default=[], help="these of our measurements")
     parser.add_argument(
@@ -143,7 +144,7 @@ def main() -> None:
         settings["distances"] = far = distances(args)
         text += f"\n\nAgainst a float32 loop over {args.limit} rows, one by one:\n\n"
         text += table(["", "log-probs, max", "mean", "actor's gradients, worst", "critic's"], far)
-    write("update_parts" if args.parts else "update", settings, rows, text)
+    write(args.name or ("update_parts" if args.parts else "update"), settings, rows, text)
     print(text)
 
 
