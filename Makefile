@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench bench-parts bench-settings clean
+.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench bench-parts bench-settings bench-growth bench-train clean
 
 setup: $(STAMP)
 
@@ -121,6 +121,18 @@ bench-settings: bench-envs .bench/batch.npz
 		--peer 'TRL bf16, micro 4=$(TRL) --dtype bf16 --micro 4' \
 		--peer 'TRL bf16 weights, micro 1=$(TRL) --dtype bf16-weights --micro 1' \
 		--peer 'TRL bf16 weights, micro 2=$(TRL) --dtype bf16-weights --micro 2'
+
+# Cost per token and memory from 2,000 to 64,000 tokens of a batch, and of one answer of 8,000.
+bench-growth: .bench/batch.npz
+	$(PY) benchmarks/growth.py --model runs/smollm2 --batch .bench/batch.npz
+
+# Stored trajectories -> a trained actor, whole, beside the peers that have such a job without Ray.
+bench-train: .bench/verl/.installed .bench/trl/.installed .bench/batch.npz
+	$(PY) benchmarks/end_to_end.py --model runs/smollm2 --batch .bench/batch.npz --limit $(LIMIT) --rounds $(ROUNDS) \
+		--peer 'verl bf16, budget 512=$(VERL) --dtype bf16 --budget 512' \
+		--peer 'verl fp32, budget 1024=$(VERL) --dtype fp32 --budget 1024' \
+		--peer 'TRL bf16, micro 4=$(TRL) --dtype bf16 --micro 4' \
+		--peer 'TRL fp32, micro 4=$(TRL) --dtype fp32 --micro 4'
 
 clean:
 	rm -rf .venv .bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

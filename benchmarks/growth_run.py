@@ -4,7 +4,7 @@
     python benchmarks/growth_run.py --model FOLDER --batch batch.npz --long 8000 --checkpointing
 
 A batch of any size is made of copies of three prompts with four answers each, those of `peers/make_batch.py`
-whose lengths are nearest to the whole file's on average, so that all sizes have the same lengths. Each copy
+whose lengths are on average nearest to the whole file's, so that all sizes have the same lengths. Each copy
 has token ids of its own: it shares no prompt with another. One copy goes through before the clock starts.
 `--long` is one answer of so many tokens to a prompt of 100, and both optimizer steps are part of what is
 timed.
