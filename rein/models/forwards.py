@@ -1,7 +1,6 @@
 """What takes the place of a module's own forward, where it computes the same.
 
-Each module of a kind is tried on a few numbers first. A module that reads adapters, has a cache or no pack
-goes its own way.
+It is tried on a few numbers first. A module that reads adapters, has a cache or no pack goes its own way.
 """
 
 from __future__ import annotations
@@ -107,7 +106,10 @@ def sum_in_place(module: nn.Module, product: Product | None = None) -> None:
 
 @torch.no_grad()
 def use_fused(model: nn.Module) -> int:
-    """Put them where a module has the parts and the first of its kind computes the same; of how many."""
+    """Put them where a module has the parts and computes the same; of how many.
+
+    Norms and gated layers stand for their kind; layers may differ in how they attend, so each is tried.
+    """
     same: dict[tuple[type, int], bool] = {}
     count = 0
     for module in model.modules():
@@ -115,7 +117,7 @@ def use_fused(model: nn.Module) -> int:
         if forward is None:
             continue
         kind = type(module), width
-        if kind not in same:
+        if kind not in same or isinstance(forward, _AttentionForward):
             same[kind] = _same(module, forward, width)
         if same[kind]:
             module.forward = forward

@@ -15,6 +15,7 @@ from transformers import (
     MistralConfig,
     PreTrainedConfig,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from rein.errors import ConfigError
@@ -37,6 +38,9 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SIZES, **SPECIAL),
     "mistral with a window of 4": MistralConfig(**SIZES, **SPECIAL, sliding_window=4),
     "qwen3": Qwen3Config(**SIZES, **SPECIAL),
+    "smollm3 with a layer that turns and one that does not": SmolLM3Config(
+        **SIZES, **SPECIAL, no_rope_layers=[1, 0]
+    ),
     "gpt2 with dropout": GPT2Config(
         vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=4, n_positions=64, attn_pdrop=0.3, **SPECIAL
     ),
@@ -55,7 +59,12 @@ def exact(tiny_lm: str) -> Actor:
 
 def save(config: PreTrainedConfig, folder: Path) -> str:
     torch.manual_seed(0)
-    Auto.from_config(config).save_pretrained(folder)
+    model = Auto.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(10)  # as first drawn, weights are so small that all positions look alike
+    model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return str(folder)
 
