@@ -94,7 +94,7 @@ LIMIT ?= 0
 ROUNDS ?= 3
 UPDATE := $(PY) benchmarks/update.py --model runs/smollm2 --batch .bench/batch.npz
 bench: bench-envs .bench/batch.npz
-	$(UPDATE) --limit $(LIMIT) --rounds $(ROUNDS) \
+	$(UPDATE) --limit $(LIMIT) --rounds $(ROUNDS) --keep .bench/update.jsonl \
 		--peer 'verl bf16, budget 1024=$(VERL) --dtype bf16 --budget 1024' \
 		--peer 'OpenRLHF bf16 weights, micro 2=$(OPENRLHF) --dtype bf16-weights --micro 2' \
 		--peer 'TRL bf16 weights, micro 2=$(TRL) --dtype bf16-weights --micro 2' \
@@ -105,7 +105,7 @@ bench: bench-envs .bench/batch.npz
 
 # What each technique brings; and the peers' other settings.
 bench-parts: .bench/batch.npz
-	$(UPDATE) --parts --limit 32 --rounds $(ROUNDS)
+	$(UPDATE) --parts --limit 32 --rounds $(ROUNDS) --keep .bench/parts.jsonl
 
 bench-settings: bench-envs .bench/batch.npz
 	$(UPDATE) --name update_settings --only none --limit 16 --rounds 1 --compare-limit 4 \

@@ -103,10 +103,46 @@ def distances(args: argparse.Namespace) -> list[list[str]]:
     return body
 
 
+def measured(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """By name, a line of each round; what `--keep` has of the same batch is not measured again."""
+    known: dict[tuple[str, int], dict[str, Any]] = {}
+    if args.keep and args.keep.exists():
+        for line in map(json.loads, args.keep.read_text().splitlines()):
+            if line["limit"] == args.limit:
+                known[line["measurement"], line["round"]] = line
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for number in range(1, args.rounds + 1):
+        for name, command in wanted(args).items():
+            line = known.get((name, number))
+            if line is None:
+                line = line_of(command) | {"measurement": name, "round": number, "limit": args.limit}
+                if args.keep:
+                    with args.keep.open("a") as file:
+                        file.write(json.dumps(line) + "\n")
+            lines.setdefault(name, []).append(line)
+            print(f"round {number}: {name}: {line['cpu_seconds']} cpu-s", flush=True)
+    return lines
+
+
+def times(lines: dict[str, list[dict[str, Any]]], peers: list[str]) -> str:
+    """How many times a peer's CPU seconds ours fit into: of each round, for the machine drifts; medians."""
+    body = []
+    for peer in peers:
+        kind = "score" if "score" in peer else "update"
+        cells = []
+        for precision in PRECISIONS:
+            ours = lines.get(f"Rein, {kind}, {precision}", [])
+            pairs = zip(lines[peer], ours, strict=False)
+            ratios = [other["cpu_seconds"] / own["cpu_seconds"] for other, own in pairs]
+            cells.append(f"{statistics.median(ratios):.2f}" if ratios else "")
+        body.append([peer, *cells])
+    return table(["CPU seconds, times Rein's", *PRECISIONS], body)
+
+
 def middle(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """One row: medians over the rounds."""
     seconds = [line["cpu_seconds"] for line in lines]
-    row: dict[str, Any] = {"cpu_seconds": statistics.median(seconds), "all_cpu_seconds": seconds}
+    row: dict[str, Any] = {"cpu_seconds": round(statistics.median(seconds), 2), "all_cpu_seconds": seconds}
     row["tokens_per_cpu_second"] = round(lines[0]["tokens"] / row["cpu_seconds"], 1)
     row["peak_rss_mb"] = statistics.median(line["peak_rss_mb"] for line in lines)
     if "mfu" in lines[0]:
@@ -122,6 +158,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0, help="the first so many trajectories")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", action="append", default=[], help="name=command")
+    parser.add_argument("--keep", type=Path, help="a file for measurements, from which a broken run goes on")
     parser.add_argument("--name", help="of the result files; update, or update_parts")
     parser.add_argument("--parts", action="store_true", help="what each technique brings, without peers")
     parser.add_argument("--only", action="append", default=[], help="these of our measurements")
@@ -129,15 +166,13 @@ def main() -> None:
         "--compare-limit", type=int, default=16, help="trajectories held against a plain loop"
     )
     args = parser.parse_args()
-    lines: dict[str, list[dict[str, Any]]] = {}
-    for number in range(args.rounds):
-        for name, command in wanted(args).items():
-            lines.setdefault(name, []).append(line_of(command))
-            print(f"round {number + 1}: {name}: {lines[name][-1]['cpu_seconds']} cpu-s", flush=True)
+    lines = measured(args)
     rows = [{"name": name} | middle(some) for name, some in lines.items()]
     head = ["measurement", "cpu-s", "tokens / cpu-s", "peak MB", "MFU", "GEMM peak, GFLOP/s"]
     columns = ("name", "cpu_seconds", "tokens_per_cpu_second", "peak_rss_mb", "mfu", "peak_gflops")
     text = table(head, [[row.get(column, "") for column in columns] for row in rows])
+    if args.peer:
+        text += "\n\n" + times(lines, list(named(args.peer)))
     settings = {"limit": args.limit, "rounds": args.rounds, "peers": args.peer}
     if not args.parts:
         args.limit = args.compare_limit
