@@ -4,8 +4,9 @@
 
 The batch is `peers/make_batch.py`'s: trajectories with old log-probs, values, advantages and returns. What
 is timed is what the learner does with one mini-batch of all its rows, critic then actor, forward and
-backward; no optimizer step. `--what` turns techniques off: {"share": false, "head": "chunks",
-"budget": 2048, "n": 8, "score": true, "keep_memory": false}.
+backward; no optimizer step. `--what` turns techniques off or on: {"share": false, "head": "chunks",
+"budget": 2048, "n": 8, "score": true, "keep_memory": false, "checkpointing": true, "compile": true,
+"logits_chunk": 4194304}. Compiling is not timed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from rein.experience import in_micro_batches, padded
 from rein.learner import Learner
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import Critic, load_critic
+from rein.models.flops import Flops
 from rein.runtime.memory import keep_freed_memory
 from rein.runtime.single import SingleMesh
 from rein.types import Experience, Trajectory, Update
@@ -71,7 +73,12 @@ def experience_of(batch: Any, rows: list[Trajectory]) -> Experience:
 def learner_of(model: str, rows: int, what: dict[str, Any]) -> Learner:
     recipe = Recipe.model_validate(
         {
-            "model": {"path": model, "precision": what.get("precision", "exact")},
+            "model": {
+                "path": model,
+                "precision": what.get("precision", "exact"),
+                "enable_gradient_checkpointing": what.get("checkpointing", False),
+                "use_torch_compile": what.get("compile", False),
+            },
             "actor": {
                 "ppo_mini_batch_size": rows,
                 "ppo_max_token_len_per_gpu": what.get("budget", 1024),
@@ -80,8 +87,13 @@ def learner_of(model: str, rows: int, what: dict[str, Any]) -> Learner:
             },
         }
     )
-    options = {"precision": recipe.model.precision}
+    options: dict[str, Any] = {
+        "precision": recipe.model.precision,
+        "enable_gradient_checkpointing": recipe.model.enable_gradient_checkpointing,
+        "use_torch_compile": recipe.model.use_torch_compile,
+    }
     actor, critic = load_actor(model, **options), load_critic(model, **options)
+    actor.logits_chunk = what.get("logits_chunk", actor.logits_chunk)
     with torch.no_grad():
         critic.model.score.weight.normal_(std=0.02, generator=torch.Generator().manual_seed(2))
     actor.shares_prompts = critic.shares_prompts = what.get("share", True)
@@ -124,18 +136,8 @@ def peak(dtype: torch.dtype) -> float:
 
 def useful_flops(learner: Learner, rows: list[Trajectory], *, backward: bool) -> float:
     """Of both roles: real tokens, the head at response positions, nothing off for what is shared."""
-    actor = learner.actor
-    assert isinstance(actor, Actor)
-    model = actor.model.model
-    linear_layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    per_token = 2 * sum(m.in_features * m.out_features for m in linear_layers)
-    lengths = np.array([len(row.prompt_ids) + len(row.response_ids) for row in rows], dtype=np.float64)
-    config = model.config
-    width = config.num_attention_heads * (config.hidden_size // config.num_attention_heads)
-    attention = 2 * config.num_hidden_layers * width * float((lengths**2).sum())  # causal: half of 4 L^2
-    trunk = per_token * float(lengths.sum()) + attention
-    head = 2 * config.hidden_size * config.vocab_size * sum(len(row.response_ids) for row in rows)
-    return (3 if backward else 1) * (2 * trunk + head)
+    models = [role.model for role in (learner.actor, learner.critic) if role is not None]
+    return sum(Flops(model).update(rows) if backward else Flops(model).forward(rows) for model in models)
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
@@ -146,6 +148,11 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     rows = rows_of(batch, limit=args.limit, n=what.get("n"))
     experience, learner = experience_of(batch, rows), learner_of(args.model, len(rows), what)
     scores = bool(what.get("score"))
+    if what.get("compile"):
+        some = experience_of(batch, rows[:4])
+        score(learner, some) if scores else update(learner, some)
+        for role in learner.optimizers:
+            learner.forget(role)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     began, clock = time.process_time(), time.perf_counter()
     score(learner, experience) if scores else update(learner, experience)

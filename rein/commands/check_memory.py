@@ -21,7 +21,6 @@ from rein.rewards import uses_model
 from rein.stages import pipeline
 
 PROCESS = 0.5 * 2**30  # Python, torch and transformers themselves
-CHUNK_LOGITS = 2**24  # entries of [positions, V] that the head holds at once (models/actor.py)
 CHUNK_COPIES = 6  # logits, scaled logits, log-softmax, softmax and gradients, as measured
 
 
@@ -123,7 +122,7 @@ def _train(recipe: Recipe, shapes: dict[str, Shape | None], plan: Plan, size: in
     weights += _scalar(reward) if reward else 0
     activations = [_activations(recipe, actor, tokens, size, head=True)]
     if exact:  # and the reference's logits beside the actor's
-        activations[0] += min(tokens * actor.vocabulary, CHUNK_LOGITS) * CHUNK_COPIES * size
+        activations[0] += min(tokens * actor.vocabulary, recipe.model.logits_chunk) * CHUNK_COPIES * size
     if critic:
         activations.append(_activations(recipe, critic, tokens, size, head=False))
     return Parts(
@@ -166,7 +165,7 @@ def _activations(recipe: Recipe, shape: Shape, tokens: float, size: int, *, head
     kept = shape.layers * block
     if recipe.model.enable_gradient_checkpointing:
         kept = shape.layers * shape.hidden + block
-    logits = min(tokens * shape.vocabulary, CHUNK_LOGITS) * CHUNK_COPIES if head else 0
+    logits = min(tokens * shape.vocabulary, recipe.model.logits_chunk) * CHUNK_COPIES if head else 0
     return (tokens * (kept + 3 * shape.hidden) + logits) * size
 
 

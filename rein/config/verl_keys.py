@@ -27,6 +27,7 @@ RENAMED = {
     "actor.optim.clip_grad": "actor.grad_clip",
     "actor.optim.warmup_style": "actor.optim.lr_scheduler_type",
     "actor.ppo_micro_batch_size_per_gpu": "actor.ppo_micro_batch_size",
+    "actor.use_torch_compile": "model.use_torch_compile",
     "critic.max_grad_norm": "critic.grad_clip",
     "critic.optim.clip_grad": "critic.grad_clip",
     "critic.optim.warmup_style": "critic.optim.lr_scheduler_type",
@@ -67,6 +68,7 @@ FOLLOWS = {
     "critic.ppo_max_token_len_per_gpu": "actor.ppo_max_token_len_per_gpu",
     "critic.shuffle": "actor.shuffle",
     "critic.use_dynamic_bsz": "actor.use_dynamic_bsz",
+    "ref.use_torch_compile": "model.use_torch_compile",
     "reward.reward_kwargs.max_resp_len": "data.max_response_length",
     "reward_model.reward_kwargs.max_resp_len": "data.max_response_length",
     "rollout.prompt_length": "data.max_prompt_length",
@@ -88,11 +90,9 @@ _ENGINE = "an inference engine beside the trainer"
 _SHARDING = "FSDP sharding over processes"
 
 NOT_YET = {
-    "actor.use_torch_compile": Off(_NO, "torch.compile"),
     "actor.strategy": Off(("single", None), _SHARDING),
     "critic.strategy": Off(("single", None), _SHARDING),
     "ref.strategy": Off(("single", None), _SHARDING),
-    "ref.use_torch_compile": Off(_NO, "torch.compile"),
     "actor.ulysses_sequence_parallel_size": Off(_ONE, "Ulysses sequence parallelism"),
     "critic.ulysses_sequence_parallel_size": Off(_ONE, "Ulysses sequence parallelism"),
     "ref.ulysses_sequence_parallel_size": Off(_ONE, "Ulysses sequence parallelism"),

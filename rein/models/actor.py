@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rein.errors import CheckpointError
 from rein.functional.log_probs import entropy_of, exact_kl, log_probs_of
+from rein.models.compiled import compile_blocks
 from rein.models.head import head_log_probs, plain_head
 from rein.models.load import (
     head_function,
@@ -34,14 +35,17 @@ from rein.models.trunk import run_trunk, shares_prompts
 from rein.protocols import Reference, Tokenizer
 from rein.types import TokenRow
 
-CHUNK_LOGITS = 2**24  # entries of [positions, V] held at once
+CHUNK_LOGITS = 2**24  # entries of [positions, V] held at once, unless given
 
 
 class Actor:
     """A causal LM read at the states before its response tokens."""
 
-    def __init__(self, model: Any, tokenizer: Tokenizer, path: str) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Tokenizer, path: str, *, logits_chunk: int = CHUNK_LOGITS
+    ) -> None:
         self.model = model
+        self.logits_chunk = logits_chunk
         self.tokenizer = tokenizer
         self.path = path
         self.stop_ids = stop_ids(path, tokenizer)
@@ -151,12 +155,12 @@ class Actor:
             hidden,
             self.plain_head.weight,
             ids,
-            chunk=max(CHUNK_LOGITS // self.vocabulary, 1),
+            chunk=max(self.logits_chunk // self.vocabulary, 1),
             precision="medium" if is_fast(self.model) else torch.get_float32_matmul_precision(),
         )
 
     def _chunked(self, chunk: Callable[..., Tensor], hidden: Tensor, *rest: Tensor) -> Tensor:
-        size = max(CHUNK_LOGITS // self.vocabulary, 1)
+        size = max(self.logits_chunk // self.vocabulary, 1)
         if len(hidden) <= size:
             return chunk(hidden, *rest)
         parts = []
@@ -182,6 +186,8 @@ def load_actor(
     lora_alpha: float = 16,
     target_modules: str | list[str] = "all-linear",
     enable_gradient_checkpointing: bool = False,
+    use_torch_compile: bool = False,
+    logits_chunk: int = CHUNK_LOGITS,
     trust_remote_code: bool = False,
     seed: int = 0,
     where: str = "model.path",
@@ -202,10 +208,12 @@ def load_actor(
         enable_gradient_checkpointing=enable_gradient_checkpointing,
         seed=seed,
     )
-    actor = Actor(model, tokenizer, path)
+    actor = Actor(model, tokenizer, path, logits_chunk=logits_chunk)
     _check_packed(actor, where)
     if precision == "fast":
         make_fast(model, trunk_of(model), [model.get_output_embeddings()])
+    if use_torch_compile:
+        compile_blocks(model)
     return actor
 
 

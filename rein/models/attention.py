@@ -32,6 +32,7 @@ def can_share(config: Any, device: torch.device) -> bool:
     return device.type == "cpu" and not getattr(config, "sliding_window", None)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,  # [1, H, N, D]

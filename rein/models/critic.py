@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rein.models.compiled import compile_blocks
 from rein.models.load import load_scalar_model, load_tokenizer, model_folder, save_folder, trunk_of
 from rein.models.lora import make_trainable
 from rein.models.precision import make_fast
@@ -47,6 +48,7 @@ def load_critic(
     lora_alpha: float = 16,
     target_modules: str | list[str] = "all-linear",
     enable_gradient_checkpointing: bool = False,
+    use_torch_compile: bool = False,
     trust_remote_code: bool = False,
     seed: int = 0,
     where: str = "critic.model.path",
@@ -64,4 +66,6 @@ def load_critic(
     )
     if precision == "fast":
         make_fast(model, trunk_of(model), [model.score])
+    if use_torch_compile:
+        compile_blocks(model)
     return Critic(model, load_tokenizer(path, trust_remote_code=trust_remote_code, where=where), path)

@@ -25,7 +25,9 @@ NO_EFFECT = {
 _TEMPLATE = ("chat_template.jinja", "chat_template.json")
 
 
-def model_key(path: str, *, dtype: str, device: str, where: str, precision: str = "exact") -> dict[str, str]:
+def model_key(
+    path: str, *, dtype: str, device: str, where: str, precision: str = "exact", compiled: bool = False
+) -> dict[str, str]:
     """Weights, configuration, tokenizer and template by hash, and the numeric path.
 
     An adapter's folder counts with its base. Raises ConfigError for a folder without safetensors.
@@ -48,7 +50,9 @@ def model_key(path: str, *, dtype: str, device: str, where: str, precision: str 
         "tokenizer": _tokenizer(folder),
         "template": _template(folder),
         "numeric path": " ".join(
-            [dtype, device, attention.NAME, *([] if precision == "exact" else [precision])]
+            [dtype, device, attention.NAME]
+            + ([] if precision == "exact" else [precision])
+            + (["compiled"] if compiled else [])
         ),
     }
 

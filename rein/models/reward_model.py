@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rein.models.compiled import compile_blocks
 from rein.models.load import (
     load_scalar_model,
     load_tokenizer,
@@ -59,6 +60,7 @@ def load_reward_model(
     lora_alpha: float = 16,
     target_modules: str | list[str] = "all-linear",
     enable_gradient_checkpointing: bool = False,
+    use_torch_compile: bool = False,
     trust_remote_code: bool = False,
     seed: int = 0,
     where: str = "score.path",
@@ -78,6 +80,8 @@ def load_reward_model(
     )
     if precision == "fast":
         make_fast(model, trunk_of(model), [model.score])
+    if use_torch_compile:
+        compile_blocks(model)
     return RewardModel(model, tokenizer, path)
 
 

@@ -84,6 +84,11 @@ TRAIN = (
         "Old policy over the policy that wrote the data. Both lines near 1: the data still fits the actor.",
     ),
     Chart(
+        "Throughput",
+        {"perf/throughput": "tokens per second"},
+        "Tokens of a step's batch, each counted once, over all that the step took: updates, validation, saving.",
+    ),
+    Chart(
         "Length of held-out answers",
         {"val/response_length": "tokens"},
         "Mean tokens of the greedy answers. A reward that pays for length shows here first.",

@@ -50,8 +50,14 @@ def recomputed(
         return rows
     where = "data.behavior_model"
     trust = recipe.model.trust_remote_code
-    dtype, precision = recipe.model.dtype, recipe.model.precision
-    behavior = load_actor(path, dtype=dtype, precision=precision, trust_remote_code=trust, where=where)
+    behavior = load_actor(
+        path,
+        dtype=recipe.model.dtype,
+        precision=recipe.model.precision,
+        use_torch_compile=recipe.model.use_torch_compile,
+        trust_remote_code=trust,
+        where=where,
+    )
     if behavior.tokenizer.get_vocab() != tokenizer.get_vocab():  # type: ignore[attr-defined]
         raise ConfigError(
             f"{where}: {path} has other tokens than the model; give the model that wrote the rows"
@@ -85,6 +91,7 @@ def _said(
         device=str(model.device.type),
         where=what,
         precision=recipe.model.precision,
+        compiled=recipe.model.use_torch_compile,
     )
     cache = ScoreCache(paths.cache_dir(recipe), kind, key, {"model": model.path})
     for note in cache.notes:

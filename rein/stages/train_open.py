@@ -50,7 +50,12 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     A rehearsal restores and writes nothing.
     """
     clock, start = Clock(), paths.start_policy(recipe, "train")
-    actor = load_actor(start, seed=derive(recipe.seed, "actor"), **_model_options(recipe))
+    actor = load_actor(
+        start,
+        seed=derive(recipe.seed, "actor"),
+        logits_chunk=recipe.model.logits_chunk,
+        **_model_options(recipe),
+    )
     encoder = encoder_of(actor, recipe)
     marks = compared(encoder, console, start, [*paths.train_files(recipe), *paths.mixed_files(recipe)])
     folder = paths.stage_dir(recipe, "train")
@@ -137,7 +142,7 @@ def _content(actor: Actor, critic: Critic | None) -> str:
 
 
 def _model_options(recipe: Recipe) -> dict[str, Any]:
-    return recipe.model.model_dump(exclude={"path"})
+    return recipe.model.model_dump(exclude={"path", "logits_chunk"})
 
 
 def _reference(recipe: Recipe, console: Console, actor: Actor) -> Reference | None:

@@ -2,8 +2,9 @@
 
 Part of stages/train.py. A second belongs to one phase. Phases bear verl's names where verl has them; ours are
 `data` (rows read, tokenised, chosen), `behavior`, `budget` (timing token budgets), `critic_fit`, `probe`,
-`reward` (held-out answers judged) and `other`. *Outside models* is the time in none of MODELS: neither a
-forward or backward pass, nor an optimizer's step, nor generation.
+`reward` (held-out answers judged), `peak` (MFU's denominator, once) and `other`. *Outside models* is the time
+in none of MODELS: neither a forward or backward pass, nor an optimizer's step, nor generation. What a pass
+needs besides, cutting and packing its rows, is part of it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ class Pace:
 
     def metrics(self, rows: Sequence[TokenRow] = ()) -> Metrics:
         """Of the time since the last call; `rows`: it was the step of a batch of these."""
+        if rows and self.has_mfu:
+            with self.clock("peak"):
+                core_flops(self.dtype)  # measured at the first step, known from then on
         lap = self.clock.lap()
         found = {f"timing_s/{phase}": seconds for phase, seconds in lap.seconds.items()}
         if not rows:

@@ -194,6 +194,7 @@ def test_memory_grows_with_the_token_budget_and_shrinks_with_lora(small: Path) -
     assert train_part("actor.ppo_max_token_len_per_gpu=8192").activations > plain.activations
     assert train_part("model.lora_rank=2").adam < plain.adam / 4
     assert train_part("model.enable_gradient_checkpointing=true").activations < plain.activations
+    assert train_part("model.logits_chunk=64").activations < plain.activations
     assert train_part("model.dtype=float64").weights == 2 * plain.weights
     exact = train_part("actor.kl_loss_type=full")
     shape = read_shape(small / "base")

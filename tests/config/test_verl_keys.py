@@ -29,6 +29,7 @@ READ: list[tuple[str, str, str, Any]] = [
     ("actor.clip_ratio_high", "0.28", "actor.clip_ratio_high", 0.28),
     ("actor.clip_ratio_c", "10.0", "actor.clip_ratio_c", 10.0),
     ("actor.use_kl_loss", "False", "actor.use_kl_loss", False),
+    ("actor.use_torch_compile", "True", "model.use_torch_compile", True),
     ("actor.kl_loss_coef", "0.001", "actor.kl_loss_coef", 0.001),
     ("actor.kl_loss_type", "low_var_kl", "actor.kl_loss_type", "low_var_kl"),
     ("actor.entropy_coeff", "0.01", "actor.entropy_coeff", 0.01),
@@ -114,7 +115,6 @@ READ: list[tuple[str, str, str, Any]] = [
 PREFIXED = [row for row in READ if row[0].partition(".")[0] in ("actor", "model", "rollout")]
 
 REFUSED = [
-    ("actor.use_torch_compile", "true", "torch.compile"),
     ("actor.strategy", "fsdp", "FSDP"),
     ("actor.strategy", "fsdp2", "FSDP"),
     ("critic.strategy", "fsdp2", "FSDP"),
@@ -138,6 +138,7 @@ BESIDE = {  # what a key is read with only
 }
 OFF = [
     ("actor.use_torch_compile", "False"),
+    ("ref.use_torch_compile", "False"),
     ("actor.strategy", "null"),
     ("actor.fsdp_config.offload_policy", "false"),
     ("actor.fsdp_config.forward_prefetch", "False"),

@@ -17,7 +17,6 @@ from transformers import (
 )
 
 from rein.errors import ConfigError
-from rein.models import actor as actor_module
 from rein.models.actor import Actor, load_actor
 from rein.models.load import head_function
 from rein.models.tiny import tiny_tokenizer
@@ -161,7 +160,7 @@ def test_the_chunked_head_changes_neither_values_nor_gradients(
         return [found, entropy, *torch.autograd.grad((found * found + entropy).sum(), weights)]
 
     whole = everything()
-    monkeypatch.setattr(actor_module, "CHUNK_LOGITS", 3 * VOCABULARY)
+    monkeypatch.setattr(exact, "logits_chunk", 3 * VOCABULARY)
     for one, other in zip(whole, everything(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 

@@ -72,6 +72,12 @@ def test_the_numeric_path_is_part_of_the_key(copy: Path) -> None:
         != key(copy)["numeric path"]
         != key(copy, device="cuda")["numeric path"]
     )
+    ways = [("fast", False), ("exact", True), ("fast", True)]
+    other = [
+        model_key(str(copy), dtype="float32", device="cpu", where="", precision=precision, compiled=compiled)
+        for precision, compiled in ways
+    ]
+    assert len({found["numeric path"] for found in (key(copy), *other)}) == 4
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,13 @@ def test_without_an_exact_kl_no_reference_is_kept(tiny_lm: str, tmp_path: Path) 
     assert job.maker.reference is None
 
 
+def test_the_head_holds_as_many_logits_as_the_recipe_says(tiny_lm: str, tmp_path: Path) -> None:
+    some = mixed_recipe(tiny_lm, tmp_path, "run")
+    assert open_job(some, Console(quiet=True), rehearsal=True).actor.logits_chunk == some.model.logits_chunk
+    less = some.model_copy(update={"model": some.model.model_copy(update={"logits_chunk": 77})})
+    assert open_job(less, Console(quiet=True), rehearsal=True).actor.logits_chunk == 77
+
+
 @pytest.mark.parametrize("method", ["ppo", "grpo"])
 @pytest.mark.parametrize("steps", [1, 3, 8])
 def test_steps_are_counted_as_the_batches_are_cut(
