@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench clean
+.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench bench-parts bench-settings bench-growth bench-train clean
 
 setup: $(STAMP)
 
@@ -86,28 +86,53 @@ runs/smollm2/config.json: .venv/.smol
 .bench/batch.npz: runs/smollm2/config.json
 	OMP_NUM_THREADS=1 $(PY) benchmarks/peers/make_batch.py --model runs/smollm2 --out $@
 
-# Every peer at the settings that were its quickest; LIMIT=8 is a short try.
+# Every peer at the settings that were its quickest (`bench-settings` tries more); LIMIT=8 is a short try.
 VERL := .bench/verl/bin/python benchmarks/peers/verl_update.py
 OPENRLHF := .bench/trl/bin/python benchmarks/peers/openrlhf_update.py
 TRL := .bench/trl/bin/python benchmarks/peers/trl_update.py
 LIMIT ?= 0
 ROUNDS ?= 3
+UPDATE := $(PY) benchmarks/update.py --model runs/smollm2 --batch .bench/batch.npz
 bench: bench-envs .bench/batch.npz
-	$(PY) benchmarks/update.py --model runs/smollm2 --batch .bench/batch.npz --limit $(LIMIT) --rounds $(ROUNDS) \
-		--peer 'verl bf16, budget 512=$(VERL) --dtype bf16 --budget 512' \
+	$(UPDATE) --limit $(LIMIT) --rounds $(ROUNDS) \
 		--peer 'verl bf16, budget 1024=$(VERL) --dtype bf16 --budget 1024' \
-		--peer 'verl fp32, budget 1024=$(VERL) --dtype fp32 --budget 1024' \
-		--peer 'OpenRLHF bf16, micro 1=$(OPENRLHF) --dtype bf16 --micro 1' \
-		--peer 'OpenRLHF bf16, micro 2=$(OPENRLHF) --dtype bf16 --micro 2' \
 		--peer 'OpenRLHF bf16 weights, micro 2=$(OPENRLHF) --dtype bf16-weights --micro 2' \
-		--peer 'TRL bf16, micro 2=$(TRL) --dtype bf16 --micro 2' \
 		--peer 'TRL bf16 weights, micro 2=$(TRL) --dtype bf16-weights --micro 2' \
-		--peer 'TRL bf16, micro 4=$(TRL) --dtype bf16 --micro 4' \
 		--peer 'verl bf16, budget 512, score=$(VERL) --score --dtype bf16 --budget 512' \
-		--peer 'verl fp32, budget 1024, score=$(VERL) --score --dtype fp32 --budget 1024' \
 		--peer 'OpenRLHF bf16, micro 2, score=$(OPENRLHF) --score --dtype bf16 --micro 2' \
 		--peer 'TRL bf16, micro 4, score=$(TRL) --score --dtype bf16 --micro 4'
 	$(PY) benchmarks/generate.py --model runs/smollm2 --vllm .bench/vllm/bin/python
+
+# What each technique brings; and the peers' other settings.
+bench-parts: .bench/batch.npz
+	$(UPDATE) --parts --limit 32 --rounds $(ROUNDS)
+
+bench-settings: bench-envs .bench/batch.npz
+	$(UPDATE) --name update_settings --only none --limit 16 --rounds 1 --compare-limit 4 \
+		--peer 'verl bf16, budget 512=$(VERL) --dtype bf16 --budget 512' \
+		--peer 'verl bf16, budget 1024=$(VERL) --dtype bf16 --budget 1024' \
+		--peer 'verl bf16, budget 2048=$(VERL) --dtype bf16 --budget 2048' \
+		--peer 'verl fp32, budget 1024=$(VERL) --dtype fp32 --budget 1024' \
+		--peer 'OpenRLHF bf16, micro 1=$(OPENRLHF) --dtype bf16 --micro 1' \
+		--peer 'OpenRLHF bf16, micro 2=$(OPENRLHF) --dtype bf16 --micro 2' \
+		--peer 'OpenRLHF bf16 weights, micro 1=$(OPENRLHF) --dtype bf16-weights --micro 1' \
+		--peer 'OpenRLHF bf16 weights, micro 2=$(OPENRLHF) --dtype bf16-weights --micro 2' \
+		--peer 'TRL bf16, micro 2=$(TRL) --dtype bf16 --micro 2' \
+		--peer 'TRL bf16, micro 4=$(TRL) --dtype bf16 --micro 4' \
+		--peer 'TRL bf16 weights, micro 1=$(TRL) --dtype bf16-weights --micro 1' \
+		--peer 'TRL bf16 weights, micro 2=$(TRL) --dtype bf16-weights --micro 2'
+
+# Cost per token and memory from 2,000 to 64,000 tokens of a batch, and of one answer of 8,000.
+bench-growth: .bench/batch.npz
+	$(PY) benchmarks/growth.py --model runs/smollm2 --batch .bench/batch.npz
+
+# Stored trajectories -> a trained actor, whole, beside the peers that have such a job without Ray.
+bench-train: .bench/verl/.installed .bench/trl/.installed .bench/batch.npz
+	$(PY) benchmarks/end_to_end.py --model runs/smollm2 --batch .bench/batch.npz --limit $(LIMIT) --rounds $(ROUNDS) \
+		--peer 'verl bf16, budget 512=$(VERL) --dtype bf16 --budget 512' \
+		--peer 'verl fp32, budget 1024=$(VERL) --dtype fp32 --budget 1024' \
+		--peer 'TRL bf16, micro 4=$(TRL) --dtype bf16 --micro 4' \
+		--peer 'TRL fp32, micro 4=$(TRL) --dtype fp32 --micro 4'
 
 clean:
 	rm -rf .venv .bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

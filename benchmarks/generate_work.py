@@ -2,8 +2,9 @@
 
     python benchmarks/generate_work.py rein --model runs/smollm2 --work work.json --batch 128
 
-Every answer has its length given, so all ways write the same number of tokens; loading is not counted.
-Imports of each way are inside it: vllm lives in an environment of its own, which has nothing else.
+Every answer has its length given, so all ways write the same number of tokens; loading is not counted, nor is
+vllm's compiling. Rein's bfloat16 is `model.precision=fast`, the others hold their weights in it. Imports of
+each way are inside it: vllm lives in an environment of its own, which has nothing else.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 Work = dict[str, Any]  # prompts: ids of each; lengths: of each answer to each
+BLOCK, LONGEST = 32, 1024  # of vllm: tokens of a block, of a prompt with its answer
 
 
 def rein(model: str, work: Work, batch: int, dtype: str) -> Callable[[], int]:
@@ -35,10 +37,13 @@ def _engine(model: str, work: Work, batch: int, dtype: str, *, fused: bool) -> C
 
     from rein.engines.board import Ask, Manner
     from rein.engines.hf import HfEngine
-    from rein.models.load import load_tokenizer
+    from rein.models.actor import load_actor
+    from rein.runtime.memory import keep_freed_memory
 
-    tokenizer = load_tokenizer(model)
-    engine = HfEngine(_causal_lm(model, dtype), tokenizer, [], batch_size=batch, fused=fused)
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    actor = load_actor(model, precision="fast" if dtype == "bfloat16" else "exact")
+    engine = HfEngine(actor.model.eval(), actor.tokenizer, [], batch_size=batch, fused=fused)
     n = len(work["lengths"][0])
     order = sorted(range(len(work["prompts"])), key=lambda i: -len(work["prompts"][i]))
     asks = [
@@ -46,7 +51,7 @@ def _engine(model: str, work: Work, batch: int, dtype: str, *, fused: bool) -> C
         for i in order
         for sample in range(n)
     ]
-    manner = Manner(1.0, 1.0, 0, np.array([], dtype=np.int64), (), tokenizer)
+    manner = Manner(1.0, 1.0, 0, np.array([], dtype=np.int64), (), actor.tokenizer)
 
     def run() -> int:
         answers: list[list[Any]] = [[None] * n for _ in order]
@@ -60,9 +65,10 @@ def _engine(model: str, work: Work, batch: int, dtype: str, *, fused: bool) -> C
 def hf(model: str, work: Work, batch: int, dtype: str) -> Callable[[], int]:
     """transformers' generate: `batch` answers at a time, sorted by prompt length, each until its longest."""
     import torch
-    from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+    from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-    lm = _causal_lm(model, dtype)
+    torch.set_num_threads(1)
+    lm = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
     config = GenerationConfig(do_sample=True, top_k=0, top_p=1.0, temperature=1.0, pad_token_id=0)
     rows = [
         (prompt, length)
@@ -101,14 +107,16 @@ def hf(model: str, work: Work, batch: int, dtype: str) -> Callable[[], int]:
 
 
 def vllm(model: str, work: Work, batch: int, dtype: str) -> Callable[[], int]:
-    """vllm for CPUs, in this process, prefix caching on."""
+    """vllm for CPUs, in this process and compiled, prefix caching on.
+
+    Its usual block of 128 tokens is longer than most prompts, of which nothing would be cached.
+    """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "8")  # GB; left to itself it takes the machine's memory
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        model, dtype=dtype, max_num_seqs=batch, max_model_len=1024, enable_prefix_caching=True,
-        enforce_eager=True, seed=0,
+        model, dtype=dtype, max_num_seqs=batch, max_model_len=LONGEST, enable_prefix_caching=True,
+        block_size=BLOCK, kv_cache_memory_bytes=cache_bytes(Path(model), work, batch, dtype), seed=0,
     )  # fmt: skip
     inputs, ways = [], []
     for prompt, lengths in zip(work["prompts"], work["lengths"], strict=True):
@@ -123,12 +131,21 @@ def vllm(model: str, work: Work, batch: int, dtype: str) -> Callable[[], int]:
     return run
 
 
-def _causal_lm(model: str, dtype: str) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
+def cache_bytes(model: Path, work: Work, batch: int, dtype: str) -> int:
+    """Room for the longest `batch` answers at once: no answer ever waits, and no more is taken.
 
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    return AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+    Left to itself vllm takes the machine's memory.
+    """
+    config = json.loads((model / "config.json").read_text())
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    numbers = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * (hidden // heads)
+    blocks = sorted(
+        -(-(len(prompt) + length) // BLOCK)
+        for prompt, lengths in zip(work["prompts"], work["lengths"], strict=True)
+        for length in lengths
+    )
+    tokens = max(BLOCK * (sum(blocks[-batch:]) + 1), LONGEST)
+    return tokens * numbers * (2 if dtype == "bfloat16" else 4)
 
 
 WAYS = {"rein": rein, "padded": padded, "hf": hf, "vllm": vllm}

@@ -17,27 +17,30 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 from results_io import table, write
 
 RUN = Path(__file__).parent / "update_run.py"
 PRECISIONS = ("exact", "fast")
-OURS: dict[str, dict[str, Any]] = {
-    "Rein, update": {},
-    "without shared prompts": {"share": False},
-    "without the head in one step": {"head": "chunks"},
+MAIN: dict[str, dict[str, Any]] = {"Rein, update": {}, "Rein, score": {"score": True}}
+# What each technique brings, one taken away or changed at a time.
+PARTS: dict[str, dict[str, Any]] = {
+    "all of it": {},
+    "prompts not shared": {"share": False},
+    "the head in chunks of the graph": {"head": "chunks"},
+    "products, norms, gates and attention as the model has them": {"steps": False},
     "freed memory given back": {"keep_memory": False},
     "compiled": {"compile": True},
     "gradient checkpointing": {"checkpointing": True},
     "logits chunk 2^22": {"logits_chunk": 2**22},
     "logits chunk 2^25": {"logits_chunk": 2**25},
-    "budget 512": {"budget": 512},
-    "budget 2048": {"budget": 2048},
-    "budget 4096": {"budget": 4096},
-    "Rein, score": {"score": True},
+    **{f"budget {budget}": {"budget": budget} for budget in (512, 1024, 4096)},
     **{f"{n} answers a prompt": {"n": n} for n in (2, 4, 8, 16)},
     **{f"{n} answers a prompt, not shared": {"n": n, "share": False} for n in (2, 4, 8, 16)},
 }
@@ -62,24 +65,42 @@ def wanted(args: argparse.Namespace) -> dict[str, list[str]]:
     """The commands of every measurement, by name."""
     found = {}
     for precision in PRECISIONS:
-        for name, what in OURS.items():
+        for name, what in (PARTS if args.parts else MAIN).items():
             if args.only and name not in args.only:
                 continue
             found[f"{name}, {precision}"] = own(args, what | {"precision": precision})
-    for peer in args.peer:
-        name, _, command = peer.partition("=")
-        more = [
-            "--batch",
-            str(args.batch),
-            "--model",
-            args.model,
-            "--limit",
-            str(args.limit),
-            "--threads",
-            "1",
-        ]
-        found[name] = [*shlex.split(command), *more]
-    return found
+    return found | {name: peers(args, command) for name, command in named(args.peer).items()}
+
+
+def named(given: list[str]) -> dict[str, str]:
+    return {name: command for name, _, command in (peer.partition("=") for peer in given)}
+
+
+def peers(args: argparse.Namespace, command: str, *more: str) -> list[str]:
+    words = ["--batch", str(args.batch), "--model", args.model, "--limit", str(args.limit), "--threads", "1"]
+    return [*shlex.split(command), *words, *more]
+
+
+def distances(args: argparse.Namespace) -> list[list[str]]:
+    """How far log-probs and gradients are from a float32 loop over the rows, ours and the peers'."""
+    columns = (
+        "log_prob_error_max",
+        "log_prob_error_mean",
+        "actor_gradient_error_max",
+        "critic_gradient_error_max",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        true, said = Path(folder) / "true.npz", Path(folder) / "said.npz"
+        body = []
+        for precision in PRECISIONS:
+            found = line_of(own(args, {"precision": precision}, "--compare", "--dump", str(true)))
+            body.append([f"Rein, {precision}", *(f"{found[column]:.2g}" for column in columns)])
+        for name, command in named(args.peer).items():
+            if "--score" in command:
+                line_of(peers(args, command, "--dump", str(said)))
+                gap = np.abs(np.load(said)["logp"] - np.load(true)["logp"])
+                body.append([name, f"{gap.max():.2g}", f"{gap.mean():.2g}", "", ""])
+    return body
 
 
 def middle(lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -101,6 +122,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0, help="the first so many trajectories")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", action="append", default=[], help="name=command")
+    parser.add_argument("--name", help="of the result files; update, or update_parts")
+    parser.add_argument("--parts", action="store_true", help="what each technique brings, without peers")
     parser.add_argument("--only", action="append", default=[], help="these of our measurements")
     parser.add_argument(
         "--compare-limit", type=int, default=16, help="trajectories held against a plain loop"
@@ -112,20 +135,16 @@ def main() -> None:
             lines.setdefault(name, []).append(line_of(command))
             print(f"round {number + 1}: {name}: {lines[name][-1]['cpu_seconds']} cpu-s", flush=True)
     rows = [{"name": name} | middle(some) for name, some in lines.items()]
-    args.limit = args.compare_limit
-    errors = [line_of(own(args, {"precision": p}, "--compare")) for p in PRECISIONS]
     head = ["measurement", "cpu-s", "tokens / cpu-s", "peak MB", "MFU", "GEMM peak, GFLOP/s"]
     columns = ("name", "cpu_seconds", "tokens_per_cpu_second", "peak_rss_mb", "mfu", "peak_gflops")
-    shown = [[row.get(column, "") for column in columns] for row in rows]
-    kinds = ("log_prob_error_max", "log_prob_error_mean", "actor_gradient_error_max")
-    kinds = (*kinds, "critic_gradient_error_max")
-    far = [
-        [p, *(f"{error[kind]:.2g}" for kind in kinds)] for p, error in zip(PRECISIONS, errors, strict=True)
-    ]
-    text = table(head, shown) + "\n\nAgainst a float32 loop over the rows, one by one:\n\n"
-    text += table(["precision", "log-probs, max", "mean", "actor's gradients, worst", "critic's"], far)
+    text = table(head, [[row.get(column, "") for column in columns] for row in rows])
     settings = {"limit": args.limit, "rounds": args.rounds, "peers": args.peer}
-    write("update", settings, [*rows, *errors], text)
+    if not args.parts:
+        args.limit = args.compare_limit
+        settings["distances"] = far = distances(args)
+        text += f"\n\nAgainst a float32 loop over {args.limit} rows, one by one:\n\n"
+        text += table(["", "log-probs, max", "mean", "actor's gradients, worst", "critic's"], far)
+    write(args.name or ("update_parts" if args.parts else "update"), settings, rows, text)
     print(text)
 
 

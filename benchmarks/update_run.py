@@ -5,8 +5,8 @@
 The batch is `peers/make_batch.py`'s: trajectories with old log-probs, values, advantages and returns. What
 is timed is what the learner does with one mini-batch of all its rows, critic then actor, forward and
 backward; no optimizer step. `--what` turns techniques off or on: {"share": false, "head": "chunks",
-"budget": 2048, "n": 8, "score": true, "keep_memory": false, "checkpointing": true, "compile": true,
-"logits_chunk": 4194304}. Compiling is not timed.
+"steps": false, "budget": 4096, "n": 8, "score": true, "keep_memory": false, "checkpointing": true,
+"compile": true, "logits_chunk": 4194304}. Compiling is not timed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from rein.experience import in_micro_batches, padded
 from rein.learner import Learner
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import Critic, load_critic
+from rein.models.elementwise import compile_steps
 from rein.models.flops import Flops
 from rein.runtime.memory import keep_freed_memory
 from rein.runtime.single import SingleMesh
 from rein.types import Experience, Trajectory, Update
 
-CLIP = 0.2
+CLIP, BUDGET = 0.2, 2048
 PEAK_SHAPES = ((1024, 576, 1536), (1024, 1536, 576), (2048, 2048, 2048))  # positions, in, out
 
 
@@ -77,11 +78,10 @@ def learner_of(model: str, rows: int, what: dict[str, Any]) -> Learner:
                 "path": model,
                 "precision": what.get("precision", "exact"),
                 "enable_gradient_checkpointing": what.get("checkpointing", False),
-                "use_torch_compile": what.get("compile", False),
             },
             "actor": {
                 "ppo_mini_batch_size": rows,
-                "ppo_max_token_len_per_gpu": what.get("budget", 1024),
+                "ppo_max_token_len_per_gpu": what.get("budget", BUDGET),
                 "use_kl_loss": False,
                 "clip_ratio_c": 1000.0,
             },
@@ -90,8 +90,9 @@ def learner_of(model: str, rows: int, what: dict[str, Any]) -> Learner:
     options: dict[str, Any] = {
         "precision": recipe.model.precision,
         "enable_gradient_checkpointing": recipe.model.enable_gradient_checkpointing,
-        "use_torch_compile": recipe.model.use_torch_compile,
     }
+    if what.get("compile"):
+        compile_steps()
     actor, critic = load_actor(model, **options), load_critic(model, **options)
     actor.logits_chunk = what.get("logits_chunk", actor.logits_chunk)
     with torch.no_grad():
@@ -99,15 +100,22 @@ def learner_of(model: str, rows: int, what: dict[str, Any]) -> Learner:
     actor.shares_prompts = critic.shares_prompts = what.get("share", True)
     if what.get("head") == "chunks":
         actor.plain_head = None
+    if not what.get("steps", True):
+        for module in (*actor.model.modules(), *critic.model.modules()):
+            for replaced in ("forward", "product"):
+                module.__dict__.pop(replaced, None)
     return Learner(
         recipe, actor, critic, SingleMesh(),
         kl_coef_in_loss=0.0, kl_coef_in_reward=0.0, actor_steps=1, critic_steps=1,
     )  # fmt: skip
 
 
-def update(learner: Learner, experience: Experience) -> None:
+def update(learner: Learner, experience: Experience, *, apply: bool = False) -> None:
+    """Critic, then actor, all rows as one mini-batch; `apply`: with the optimizer's step."""
     for role in ("critic", "actor"):
         learner.backward(Update(role, tuple(range(len(experience.rows))), 0), experience)
+        if apply:
+            learner.apply(role)
 
 
 def score(learner: Learner, experience: Experience) -> tuple[Tensor, Tensor]:
@@ -186,6 +194,8 @@ def compared(args: argparse.Namespace) -> dict[str, Any]:
     assert isinstance(learner.critic, Critic)
     head = learner.critic.model.score.weight.detach()
     policy, value, said = naive(args.model, experience, head)
+    if args.dump:
+        np.savez(args.dump, logp=said[experience.response_mask].numpy())
     roles = {"actor": (learner.actor.model, policy), "critic": (learner.critic.model, value)}
     found: dict[str, Any] = {"what": what}
     gap = (log_probs - said).abs()[experience.response_mask]
@@ -239,6 +249,7 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--what", default="{}")
+    parser.add_argument("--dump", type=Path, help="an .npz for the loop's log-probs")
     parser.add_argument("--compare", action="store_true")
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """The KL that is watched: exact KL(actor || reference) over the vocabulary on fixed held-out rows.
 
 The reference's last hidden states on those rows and its head are kept from the start, so no second model
-stays in memory: [R, H] and [V, H] numbers. Needs no behavior log-probs.
+stays in memory: [R, H] numbers and, where the head is trained, [V, H]. Needs no behavior log-probs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Probe:
         self.parts = row_batches(rows, budget, share=actor.shares_prompts)
         with torch.no_grad():
             self.hidden = [actor.hidden(self._some(part))[1].clone() for part in self.parts]
-        head = copy.deepcopy(actor.model.get_output_embeddings()).requires_grad_(False)
+        head = actor.model.get_output_embeddings()
+        if any(parameter.requires_grad for parameter in head.parameters()):
+            head = copy.deepcopy(head).requires_grad_(False)
         self.head = head_function(actor.model, head)
 
     def _some(self, part: list[int]) -> list[Trajectory]:

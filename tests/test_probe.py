@@ -68,6 +68,16 @@ def test_the_reference_s_head_stays_when_the_shared_matrix_trains(tiny_lm: str) 
     assert probe.measure() == pytest.approx(brute_force(actor, start, ROWS), rel=1e-4)
 
 
+def test_a_frozen_head_is_kept_without_a_copy(tiny_lm: str) -> None:
+    whole, adapted = load_actor(tiny_lm), load_actor(tiny_lm, lora_rank=4)
+    for actor, own in ((whole, True), (adapted, False)):
+        probe = Probe(actor, ROWS, 40)
+        with torch.no_grad():
+            before = probe.head(probe.hidden[0])
+            actor.model.lm_head.weight.add_(1.0)
+            assert torch.equal(probe.head(probe.hidden[0]), before) == own
+
+
 @pytest.mark.parametrize("budget", [1, 25, 100_000])
 def test_the_token_budget_changes_nothing(budget: int, tiny_lm: str) -> None:
     actor = load_actor(tiny_lm, dtype="float64")

@@ -91,6 +91,11 @@ def experience_of(
     return maker.make(rows, kl)
 
 
+def gradients_of(model: torch.nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
+    loss.backward()  # type: ignore[no-untyped-call]
+    return gradients(model)
+
+
 def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
     """Taken and cleared, so that the next backward starts anew."""
     found = []

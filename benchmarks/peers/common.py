@@ -1,7 +1,8 @@
 """What the peers' scripts share: options, the stored batch, the two models, the clock and the JSON line.
 
 Imports numpy, torch and transformers only, so that it runs in each peer's own environment. What is timed is
-forward and backward over the whole batch as one mini-batch, policy and critic, no optimizer step.
+forward and backward over the whole batch as one mini-batch, policy and critic, no optimizer step; with
+`--loop` the whole job, by phase: what `end_to_end.py` asks for.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import json
 import resource
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 CLIP, VALUE_CLIP, VALUE_COEF = 0.2, 0.2, 0.1
+GAMMA, LAM, KL_COEF, LR = 1.0, 0.95, 0.05, 1e-6  # of the whole job
 PER_TOKEN = ("old_logp", "ref_logp", "values", "adv", "ret")
 
 
@@ -35,6 +37,8 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--score", action="store_true", help="log-probs and values without gradients")
     parser.add_argument("--matmul", choices=["highest", "medium"], default="highest", help="of float32")
     parser.add_argument("--dump", type=Path, help="an .npz for log-probs, values and gradient norms")
+    parser.add_argument("--loop", type=Path, help="the whole job; the trained policy goes into this folder")
+    parser.add_argument("--mini", type=int, default=16, help="rows of an optimizer step of the whole job")
     return parser
 
 
@@ -60,6 +64,8 @@ class Batch:
             name: [torch.from_numpy(a).float() for a in np.split(stored[name], ends)[:n]]
             for name in PER_TOKEN
         }
+        # The batch holds no scores: what is stored as an answer's last return stands for one.
+        self.scores = [float(a[-1]) for a in self.stored["ret"]]
         self.response_tokens = sum(self.lengths)
         self.tokens = sum(self.prompt_lengths) + self.response_tokens
 
@@ -101,10 +107,30 @@ def seconds(cpu: list[float], wall: list[float]) -> dict[str, Any]:
     }
 
 
+class Phases:
+    """CPU and wall seconds of named parts of a job, summed over their turns; what comes before is `load`."""
+
+    def __init__(self) -> None:
+        self.cpu: dict[str, float] = {"load": time.process_time()}
+        self.wall: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began, clock = time.process_time(), time.perf_counter()
+        yield
+        self.cpu[name] = self.cpu.get(name, 0.0) + time.process_time() - began
+        self.wall[name] = self.wall.get(name, 0.0) + time.perf_counter() - clock
+
+    def found(self) -> dict[str, Any]:
+        said = {"phases_cpu_seconds": self.cpu, "phases_seconds": self.wall}
+        return {kind: {name: round(s, 3) for name, s in some.items()} for kind, some in said.items()}
+
+
 def report(name: str, args: argparse.Namespace, batch: Batch, found: dict[str, Any]) -> None:
     """The JSON line: real tokens (no padding) and the peak memory of the whole process."""
+    what = "whole job" if args.loop else "score" if args.score else "update"
     line = {
-        "name": f"{name}, {'score' if args.score else 'update'}",
+        "name": f"{name}, {what}",
         **found,
         "tokens": batch.tokens,
         "response_tokens": batch.response_tokens,

@@ -5,11 +5,14 @@
 Its forward, PolicyAndValueWrapper, selective_log_softmax and masked_mean in the order of PPOTrainer.train().
 As there, prompts are padded on the left and answers on the right to the longest of the whole batch, and
 entropy is computed without gradients. `bf16` is autocast over float32 weights, its default; `bf16-weights`
-loads them in bfloat16, as its option `dtype` can.
+loads them in bfloat16, as its option `dtype` can. `--loop` is the whole job as in train(): old log-probs,
+reference and values micro-batch by micro-batch, the KL in the reward, GAE, one epoch of mini-batches with
+AdamW over both models, unclipped as there; then a Hugging Face folder.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import warnings
 from typing import Any
@@ -17,10 +20,15 @@ from typing import Any
 import torch
 from common import (
     CLIP,
+    GAMMA,
+    KL_COEF,
+    LAM,
+    LR,
     PER_TOKEN,
     VALUE_CLIP,
     VALUE_COEF,
     Batch,
+    Phases,
     autocast,
     dump,
     gradient_norm,
@@ -65,7 +73,8 @@ class Trainer:
         self.width = prompts.shape[1]
         self.log_probs, self.values = torch.zeros(self.answers.shape), torch.zeros(self.answers.shape)
 
-    def update(self, some: slice) -> None:
+    def update(self, some: Any, tokens: int) -> None:
+        """Gradients of rows of a mini-batch that has so many answer tokens."""
         from trl.experimental.ppo.ppo_trainer import forward, masked_mean
         from trl.trainer.utils import selective_log_softmax
 
@@ -83,7 +92,7 @@ class Trainer:
         ratio = torch.exp(said - e["old_logp"].masked_fill(padding, INVALID))
         clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
         policy_loss = masked_mean(torch.max(-e["adv"] * ratio, -e["adv"] * clipped), ~padding)
-        share = (~padding).sum() / self.batch.response_tokens  # makes it one mean over all tokens
+        share = (~padding).sum() / tokens  # makes it one mean over all tokens
         ((policy_loss + VALUE_COEF * value_loss) * share).backward()
         with torch.no_grad():
             chances = torch.nn.functional.softmax(logits, dim=-1)
@@ -91,20 +100,76 @@ class Trainer:
         self.log_probs[some], self.values[some] = said.detach(), value.detach()
 
     @torch.no_grad()
-    def score(self, some: slice) -> None:
+    def said(self, policy: Any, some: slice) -> Tensor:
         from trl.experimental.ppo.ppo_trainer import forward
-        from trl.experimental.utils import get_reward
         from trl.trainer.utils import selective_log_softmax
 
         with autocast(self.dtype):
-            output = forward(self.policy, self.rows[some], PAD)
+            output = forward(policy, self.rows[some], PAD)
         logits = output.logits[:, self.width - 1 : -1].float()
         logits /= 1.0 + 1e-7
-        answers = self.answers[some].masked_fill(self.padding[some], 0)
-        self.log_probs[some] = selective_log_softmax(logits, answers)
+        return selective_log_softmax(logits, self.answers[some].masked_fill(self.padding[some], 0))
+
+    @torch.no_grad()
+    def value(self, some: slice) -> Tensor:
+        from trl.experimental.utils import get_reward
+
         with autocast(self.dtype):
             predicted, _, _ = get_reward(self.critic, self.rows[some], PAD, self.width)
-        self.values[some] = predicted[:, self.width - 1 : -1].squeeze(-1).float()
+        return predicted[:, self.width - 1 : -1].squeeze(-1).float()
+
+    def score(self, some: slice) -> None:
+        self.log_probs[some], self.values[some] = self.said(self.policy, some), self.value(some)
+
+    @torch.no_grad()
+    def advantages(self) -> None:
+        """Steps 4 to 6 of train(): KL in the reward, GAE, whitening; rewards are not whitened by default."""
+        from trl.experimental.ppo.ppo_trainer import masked_whiten
+
+        e, padding = self.stored, self.padding
+        old, reference = (e[name].masked_fill(padding, INVALID) for name in ("old_logp", "ref_logp"))
+        values = e["values"].masked_fill(padding, 0)
+        rewards = -KL_COEF * (old - reference)
+        rewards[torch.arange(self.batch.n), torch.tensor(self.batch.lengths) - 1] += torch.tensor(
+            self.batch.scores
+        )
+        last, found = 0, []
+        for t in reversed(range(rewards.shape[1])):
+            following = values[:, t + 1] if t < rewards.shape[1] - 1 else 0.0
+            delta = rewards[:, t] + GAMMA * following - values[:, t]
+            last = delta + GAMMA * LAM * last
+            found.append(last)
+        advantages = torch.stack(found[::-1], dim=1)
+        e["values"], e["ret"] = values, advantages + values
+        e["adv"] = masked_whiten(advantages, ~padding).masked_fill(padding, 0)
+
+
+def whole_job(args: argparse.Namespace, trainer: Trainer) -> dict[str, Any]:
+    from trl.experimental.utils import create_reference_model
+
+    reference, phases, e = create_reference_model(trainer.policy), Phases(), trainer.stored
+    optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=LR, weight_decay=0.0, fused=True)
+    for begin in range(0, trainer.batch.n, args.micro):
+        some = slice(begin, begin + args.micro)
+        with phases("old_log_prob"):
+            e["old_logp"][some] = trainer.said(trainer.policy, some)
+        with phases("ref"):
+            e["ref_logp"][some] = trainer.said(reference, some)
+        with phases("values"):
+            e["values"][some] = trainer.value(some)
+    with phases("adv"):
+        trainer.advantages()
+    with phases("update_actor_and_critic"):
+        order = torch.randperm(trainer.batch.n)
+        for mini in order.split(args.mini):
+            tokens = int((~trainer.padding[mini]).sum())
+            for some in mini.split(args.micro):
+                trainer.update(some, tokens)
+            optimizer.step()
+            optimizer.zero_grad()
+    with phases("save_checkpoint"):
+        trainer.policy.save_pretrained(args.loop)
+    return phases.found() | {"dtype": args.dtype, "micro": args.micro}
 
 
 def main() -> None:
@@ -118,11 +183,14 @@ def main() -> None:
     dtype = torch.bfloat16 if args.dtype == "bf16-weights" else torch.float32
     policy, critic = load_models(args.model, dtype)
     trainer = Trainer(batch, policy, critic, args.dtype)
+    if args.loop:
+        report("TRL 1.12.0 PPO", args, batch, whole_job(args, trainer))
+        return
 
     def work() -> None:
         for begin in range(0, batch.n, args.micro):
             some = slice(begin, begin + args.micro)
-            trainer.score(some) if args.score else trainer.update(some)
+            trainer.score(some) if args.score else trainer.update(some, batch.response_tokens)
 
     found = timed(work, args.repeats)
     norms = {"actor_norm": gradient_norm(policy), "critic_norm": gradient_norm(critic)}

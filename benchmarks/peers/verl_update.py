@@ -7,7 +7,10 @@ engine over gloo with sdpa; entropy and the KL term off. `--score` is `infer_bat
 generation. Its mini-batch ends with clipping and AdamW, which are timed apart and left out, as the others
 have none; AdamW's state is dropped after each step for the same reason. The learning rate is 0.
 `bf16` computes on bfloat16 copies of float32 weights, its default; `bf16-weights` also holds the weights so
-(`model_dtype`).
+(`model_dtype`). `--loop` is the whole job in the order of RayPPOTrainer.fit: old log-probs (with entropy, as
+there), reference, values, advantages, one epoch of the critic, one of the actor with a KL loss, AdamW as it
+is; then a Hugging Face folder. Its reference is a third such worker: the one it has for that pins memory, for
+CUDA.
 """
 
 from __future__ import annotations
@@ -19,10 +22,25 @@ from typing import Any
 
 import torch
 import verl_platform  # noqa: F401  before the rest of verl
-from common import CLIP, VALUE_CLIP, Batch, dump, options, parsed, report, seconds
+from common import (
+    CLIP,
+    GAMMA,
+    KL_COEF,
+    LAM,
+    LR,
+    VALUE_CLIP,
+    Batch,
+    Phases,
+    dump,
+    options,
+    parsed,
+    report,
+    seconds,
+)
 from tensordict import TensorDict
 from torch import Tensor
 from verl.trainer.config import CheckpointConfig
+from verl.trainer.ppo.core_algos import compute_gae_advantage_return
 from verl.utils import tensordict_utils
 from verl.workers.config import (
     FSDPActorConfig,
@@ -42,7 +60,7 @@ def nested(parts: list[Tensor]) -> Tensor:
 
 
 class Worker:
-    """A TrainingWorker whose optimizer step is timed apart."""
+    """A TrainingWorker whose optimizer step, but for the whole job, is timed apart."""
 
     def __init__(self, role: str, args: argparse.Namespace) -> None:
         self.role = role
@@ -64,19 +82,21 @@ class Worker:
             infer_max_token_len_per_gpu=args.budget,
             use_no_sync_for_gradient_accumulation=False,
         )
-        optimizer = FSDPOptimizerConfig(lr=0.0, weight_decay=0.0, total_training_steps=1000)
+        how = {"lr": LR} if args.loop else {"lr": 0.0, "weight_decay": 0.0}
+        optimizer = FSDPOptimizerConfig(**how, total_training_steps=1000)
         config = TrainingWorkerConfig(
-            model_type="language_model" if role == "actor" else "value_model",
+            model_type="value_model" if role == "critic" else "language_model",
             model_config=model,
             engine_config=engine,
             optimizer_config=optimizer,
-            checkpoint_config=CheckpointConfig(),
+            checkpoint_config=CheckpointConfig(save_contents=["hf_model"]),
         )
         self.worker = TrainingWorker(config)
         self.worker.reset()
-        self.worker.set_loss_fn(loss_of(role, model, optimizer))
-        self.step = self.worker.engine.optimizer_step
-        self.worker.engine.optimizer_step = self.timed_step
+        self.worker.set_loss_fn(loss_of(role, model, optimizer, kl=bool(args.loop)))
+        if not args.loop:
+            self.step = self.worker.engine.optimizer_step
+            self.worker.engine.optimizer_step = self.timed_step
 
     def timed_step(self) -> Any:
         began, clock = time.process_time(), time.perf_counter()
@@ -87,7 +107,7 @@ class Worker:
         return found
 
 
-def loss_of(role: str, model: HFModelConfig, optimizer: FSDPOptimizerConfig) -> Any:
+def loss_of(role: str, model: HFModelConfig, optimizer: FSDPOptimizerConfig, *, kl: bool) -> Any:
     some: dict[str, Any] = {
         "strategy": "fsdp2",
         "rollout_n": 1,
@@ -98,10 +118,11 @@ def loss_of(role: str, model: HFModelConfig, optimizer: FSDPOptimizerConfig) -> 
         config = FSDPCriticConfig(model=model, cliprange_value=VALUE_CLIP, **some)
         return partial(value_loss, config=config)
     some |= {"clip_ratio": CLIP, "clip_ratio_low": CLIP, "clip_ratio_high": CLIP}
-    return partial(ppo_loss, config=FSDPActorConfig(use_kl_loss=False, entropy_coeff=0.0, **some))
+    some |= {"kl_loss_coef": KL_COEF, "kl_loss_type": "low_var_kl"} if kl else {}
+    return partial(ppo_loss, config=FSDPActorConfig(use_kl_loss=kl, entropy_coeff=0.0, **some))
 
 
-def data(batch: Batch, more: dict[str, str]) -> TensorDict:
+def data(batch: Batch, more: dict[str, list[Tensor]]) -> TensorDict:
     """The rows, with what is stored for their answers under verl's names."""
     rows = [torch.cat(pair) for pair in zip(batch.prompts, batch.responses, strict=True)]
     mask = nested([torch.ones(length) for length in batch.lengths])
@@ -113,28 +134,67 @@ def data(batch: Batch, more: dict[str, str]) -> TensorDict:
         "response_mask": mask,
         "loss_mask": mask,
     }
-    stored = {theirs: nested(batch.stored[ours]) for theirs, ours in more.items()}
+    stored = {name: nested(parts) for name, parts in more.items()}
     return TensorDict(found | stored, batch_size=batch.n)
 
 
-def update(worker: Worker, batch: Batch) -> float:
-    """The gradient's norm."""
-    actor = {"old_log_probs": "old_logp", "ref_log_prob": "ref_logp", "advantages": "adv"}
-    rows = data(batch, actor if worker.role == "actor" else {"values": "values", "returns": "ret"})
-    some = {"global_batch_size": batch.n, "mini_batch_size": batch.n, "epochs": 1, "seed": 42}
+OURS = {  # the stored batch's names
+    "actor": {"old_log_probs": "old_logp", "ref_log_prob": "ref_logp", "advantages": "adv"},
+    "critic": {"values": "values", "returns": "ret"},
+}
+
+
+def update(worker: Worker, batch: Batch, known: dict[str, list[Tensor]], mini: int) -> float:
+    """One epoch over mini-batches; the last gradient's norm."""
+    rows = data(batch, {name: known[name] for name in OURS[worker.role]})
+    some = {"global_batch_size": mini, "mini_batch_size": mini, "epochs": 1, "seed": 42}
     some |= {"temperature": 1.0, "calculate_entropy": False, "dataloader_kwargs": {"shuffle": False}}
     tensordict_utils.assign_non_tensor(rows, **some)
     norm = tensordict_utils.get(worker.worker.train_mini_batch(rows), "metrics")["grad_norm"]
     return float(norm[-1] if isinstance(norm, list) else norm)
 
 
-def score(worker: Worker, batch: Batch) -> list[Tensor]:
+def score(worker: Worker, batch: Batch, *, entropy: bool = False) -> list[Tensor]:
     rows = data(batch, {})
-    some = {"temperature": 1.0, "calculate_entropy": False, "compute_loss": False}
+    some = {"temperature": 1.0, "calculate_entropy": entropy, "compute_loss": False}
     tensordict_utils.assign_non_tensor(rows, global_batch_size=batch.n, **some)
-    found = worker.worker.infer_batch(rows)["log_probs" if worker.role == "actor" else "values"]
+    found = worker.worker.infer_batch(rows)["values" if worker.role == "critic" else "log_probs"]
     mask = nested([torch.ones(length) for length in batch.lengths])
     return list(response_from_nested(found, mask).unbind())
+
+
+def advantages(batch: Batch, values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Its GAE, with the score on an answer's last token: advantages and returns."""
+    shape = (batch.n, max(batch.lengths))
+    rewards, mask = torch.zeros(shape), torch.zeros(shape)
+    for i, length in enumerate(batch.lengths):
+        rewards[i, length - 1] = batch.scores[i]
+        mask[i, :length] = 1
+    padded = torch.nn.utils.rnn.pad_sequence([part.float() for part in values], batch_first=True)
+    both = compute_gae_advantage_return(rewards, padded, mask, GAMMA, LAM)
+    return tuple([row[:length] for row, length in zip(x, batch.lengths, strict=True)] for x in both)
+
+
+def whole_job(args: argparse.Namespace, batch: Batch) -> dict[str, Any]:
+    """As RayPPOTrainer.fit does one step; phases by its names."""
+    workers = {role: Worker(role, args) for role in ("actor", "critic", "reference")}
+    phases, known = Phases(), {}
+    mini = min(args.mini, batch.n)
+    with phases("old_log_prob"):
+        known["old_log_probs"] = score(workers["actor"], batch, entropy=True)
+    with phases("ref"):
+        known["ref_log_prob"] = score(workers["reference"], batch)
+    with phases("values"):
+        known["values"] = score(workers["critic"], batch)
+    with phases("adv"):
+        known["advantages"], known["returns"] = advantages(batch, known["values"])
+    norms = {}
+    for role in ("critic", "actor"):
+        with phases(f"update_{role}"):
+            norms[f"{role}_norm"] = update(workers[role], batch, known, mini)
+    with phases("save_checkpoint"):
+        workers["actor"].worker.save_checkpoint(str(args.loop))
+    return phases.found() | {"dtype": args.dtype, "budget": args.budget} | norms
 
 
 def main() -> None:
@@ -143,6 +203,10 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=1024, help="tokens of a micro-batch")
     args = parsed(parser)
     batch = Batch(args.batch, args.limit)
+    if args.loop:
+        report("verl 0.9.1", args, batch, whole_job(args, batch))
+        torch.distributed.destroy_process_group()
+        return
     workers = {role: Worker(role, args) for role in ("actor", "critic")}
     norms: dict[str, float] = {}
     scores: dict[str, list[Tensor]] = {"actor": [], "critic": []}
@@ -154,7 +218,8 @@ def main() -> None:
             if args.score:
                 scores[role] = score(worker, batch)
             else:
-                norms[f"{role}_norm"] = update(worker, batch)
+                known = {name: batch.stored[ours] for name, ours in OURS[role].items()}
+                norms[f"{role}_norm"] = update(worker, batch, known, batch.n)
         cpu.append(time.process_time() - began - sum(w.optimizer_cpu for w in workers.values()))
         wall.append(time.perf_counter() - clock - sum(w.optimizer_wall for w in workers.values()))
     found = seconds(cpu, wall) | {"dtype": args.dtype, "budget": args.budget} | norms

@@ -51,7 +51,8 @@ def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str
     for line in _table(*_memory_table(memory)):
         console.say(f"  {line}")
     for role, shape in shapes.items():
-        console.say(f"  {role}: {_millions(shape)}")
+        on_actors = role == "critic" and recipe.critic.model.share_trunk
+        console.say(f"  {role}: {'adapters on the trunk of the actor' if on_actors else _millions(shape)}")
     if "train" in plans:
         console.say(guards_line(recipe, plans["train"], memory.get("train")))
     said, warned = audited(given)

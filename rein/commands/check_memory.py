@@ -115,10 +115,13 @@ def _train(recipe: Recipe, shapes: dict[str, Shape | None], plan: Plan, size: in
     trained = [_trained(recipe, actor)]
     if critic:
         trained.append(_trained(recipe, critic) if recipe.model.lora_rank else _scalar(critic))
-    weights = _held(recipe, actor) + actor.vocabulary * actor.hidden  # the probe keeps the reference's head
-    exact = sums_over_vocabulary(recipe)
-    weights += actor.parameters if exact and not recipe.model.lora_rank else 0  # the reference, frozen
-    weights += _held(recipe, critic) - critic.head if critic else 0
+    weights, exact = _held(recipe, actor), sums_over_vocabulary(recipe)
+    if not recipe.model.lora_rank:
+        weights += actor.vocabulary * actor.hidden  # the probe keeps the reference's head
+        weights += actor.parameters if exact else 0  # the reference, frozen
+    if critic:
+        shared = recipe.critic.model.share_trunk
+        weights += _held(recipe, critic, shared=shared) - (0 if shared else critic.head)
     weights += _scalar(reward) if reward else 0
     activations = [_activations(recipe, actor, tokens, size, head=True)]
     if exact:  # and the reference's logits beside the actor's
@@ -140,13 +143,14 @@ def _tokens(plan: Plan, rows: int, budget: int) -> float:
 
 
 def _trained(recipe: Recipe, shape: Shape) -> int:
+    """All parameters, or the adapters'."""
     rank = recipe.model.lora_rank
     return rank * sum(rows + columns for rows, columns in shape.linear) if rank else shape.parameters
 
 
-def _held(recipe: Recipe, shape: Shape) -> float:
-    """Weights, adapters, and the half as wide copies that `fast` computes with."""
-    own = shape.parameters + (_trained(recipe, shape) if recipe.model.lora_rank else 0)
+def _held(recipe: Recipe, shape: Shape, *, shared: bool = False) -> float:
+    """Weights (not those of another model), adapters, and the half as wide copies of `fast`."""
+    own = (0 if shared else shape.parameters) + (_trained(recipe, shape) if recipe.model.lora_rank else 0)
     return own * (1.5 if recipe.model.precision == "fast" else 1.0)
 
 

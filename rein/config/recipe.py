@@ -62,7 +62,7 @@ class Model(Section):
     dtype: Literal["float32", "float64"] = "float32"  # of the weights that are trained and saved
     # What the trained models compute in: their dtype, or bfloat16 with float32 weights, heads and sums.
     precision: Literal["exact", "fast"] = "exact"
-    use_torch_compile: bool = False  # of each block, for any length: takes a minute, and a C++ compiler
+    use_torch_compile: bool = False  # of what blocks do between matrix products; needs a C++ compiler
     logits_chunk: Positive = 2**24  # entries of [positions, vocabulary] that the head holds at once
     trust_remote_code: bool = False
 
@@ -218,6 +218,8 @@ class Actor(Section):
 
 class CriticModel(Section):
     path: MaybePlace = None  # default: the actor's start policy with a new head
+    # With model.lora_rank: adapters and a head on the actor's own frozen weights, in place of a second model.
+    share_trunk: bool = False
 
 
 class Critic(Section):

@@ -84,6 +84,7 @@ def broken(recipe: Recipe) -> list[Broken]:
         *_mixing(recipe),
         *_behavior(recipe),
         *_precision(recipe),
+        *_trunk(recipe),
         *_stages(recipe),
     ]
 
@@ -214,6 +215,17 @@ def _precision(recipe: Recipe) -> list[Broken]:
         why = f"fast is for float32 weights; with model.dtype {recipe.model.dtype} write exact"
         return [Broken("model.precision", why)]
     return []
+
+
+def _trunk(recipe: Recipe) -> list[Broken]:
+    critic, found = recipe.critic.model, list[Broken]()
+    if critic.share_trunk and not recipe.model.lora_rank:
+        why = "needs adapters: the actor trains the whole trunk; write model.lora_rank=16, or false"
+        found.append(Broken("critic.model.share_trunk", why))
+    if critic.share_trunk and critic.path is not None:
+        why = "has weights of its own, but critic.model.share_trunk takes the actor's; remove one of them"
+        found.append(Broken("critic.model.path", why))
+    return found
 
 
 def _stages(recipe: Recipe) -> list[Broken]:

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from rein.errors import CheckpointError
 from rein.functional.log_probs import entropy_of, exact_kl, log_probs_of
-from rein.models.compiled import compile_blocks
 from rein.models.head import head_log_probs, plain_head
 from rein.models.load import (
     head_function,
@@ -30,7 +29,7 @@ from rein.models.load import (
 )
 from rein.models.lora import make_trainable
 from rein.models.packing import Packed
-from rein.models.precision import is_fast, make_fast
+from rein.models.precision import is_fast, set_precision
 from rein.models.trunk import run_trunk, shares_prompts
 from rein.protocols import Reference, Tokenizer
 from rein.types import TokenRow
@@ -153,7 +152,7 @@ class Actor:
         assert self.plain_head is not None
         return head_log_probs(
             hidden,
-            self.plain_head.weight,
+            self.plain_head,
             ids,
             chunk=max(self.logits_chunk // self.vocabulary, 1),
             precision="medium" if is_fast(self.model) else torch.get_float32_matmul_precision(),
@@ -186,7 +185,6 @@ def load_actor(
     lora_alpha: float = 16,
     target_modules: str | list[str] = "all-linear",
     enable_gradient_checkpointing: bool = False,
-    use_torch_compile: bool = False,
     logits_chunk: int = CHUNK_LOGITS,
     trust_remote_code: bool = False,
     seed: int = 0,
@@ -210,10 +208,7 @@ def load_actor(
     )
     actor = Actor(model, tokenizer, path, logits_chunk=logits_chunk)
     _check_packed(actor, where)
-    if precision == "fast":
-        make_fast(model, trunk_of(model), [model.get_output_embeddings()])
-    if use_torch_compile:
-        compile_blocks(model)
+    set_precision(model, precision, trunk_of(model), [model.get_output_embeddings()])
     return actor
 
 

@@ -20,6 +20,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
 from rein.errors import ConfigError
+from rein.models import elementwise
 from rein.models.packing import Group, Layout
 
 NAME = "rein_packed"
@@ -32,7 +33,6 @@ def can_share(config: Any, device: torch.device) -> bool:
     return device.type == "cpu" and not getattr(config, "sliding_window", None)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,  # [1, H, N, D]
@@ -57,8 +57,7 @@ def packed_attention(
         )
     q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [N, H, D]
     if q.device.type == "cpu" and sliding_window is None:
-        out: Tensor = _Segments.apply(q, k, v, packing, scaling)  # type: ignore[no-untyped-call]
-        return out.unsqueeze(0), None
+        return segments(q, k, v, packing, scaling).unsqueeze(0), None
     if packing.prompts:
         raise ConfigError("model: attention in a window over a shared prompt; pack these rows unshared")
     cuts = [(slice(group.start, group.stop), group) for group in packing.groups]
@@ -66,8 +65,22 @@ def packed_attention(
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
 
 
+def segments(
+    query: Tensor,  # [N, H, D]
+    key: Tensor,  # [N, K, D]
+    value: Tensor,  # [N, K, D]
+    layout: Layout,
+    scaling: float | None,
+    cos: Tensor | None = None,  # [N, D / 2] of each position's angles, which queries and keys are turned by
+    sin: Tensor | None = None,
+) -> Tensor:
+    """Attention of a pack on a CPU, [N, H, D]."""
+    found: Tensor = _Segments.apply(query, key, value, layout, scaling, cos, sin)  # type: ignore[no-untyped-call]
+    return found
+
+
 class _Segments(torch.autograd.Function):
-    """Attention of a whole pack as one step of the graph.
+    """Attention of a whole pack as one step of the graph, the turning of queries and keys included.
 
     With o_1, l_1 over a segment's own keys and o_2, l_2 over its prompt's (l: log of the softmax's sum),
     l = log(e^l_1 + e^l_2) and o = e^(l_1 - l) o_1 + e^(l_2 - l) o_2. Given o and l, flash attention's
@@ -76,8 +89,17 @@ class _Segments(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layout: Layout,
+        scaling: float | None,
+        cos: Tensor | None,
+        sin: Tensor | None,
     ) -> Tensor:
+        if cos is not None and sin is not None:
+            query, key = elementwise.turned(query, cos, sin), elementwise.turned(key, cos, sin)
         out = query.new_empty(query.shape)
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         sums = query.new_empty(query.shape[:2], dtype=wide)  # [N, H]
@@ -96,14 +118,14 @@ class _Segments(torch.autograd.Function):
             share = torch.sigmoid(other - sums[own]).unsqueeze(-1)  # of the prompt
             sums[own] = torch.logaddexp(sums[own], other)
             out[own] = torch.lerp(out[own].to(wide), found[0].transpose(0, 1).to(wide), share).to(out.dtype)
-        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.save_for_backward(query, key, value, out, cos, sin, sums)
         ctx.layout, ctx.scaling = layout, scaling
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        *saved, sums = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *saved, cos, sin, sums = ctx.saved_tensors
         # torch's kernel takes milliseconds to start in half precision; short segments are all start.
         grad, query, key, value, out = (t.to(sums.dtype) for t in (grad, *saved))
         grads = [t.new_empty(t.shape) for t in (query, key, value)]
@@ -123,8 +145,11 @@ class _Segments(torch.autograd.Function):
             found = _flash_backward(*(_row(t) for t in some), 0.0, False, scale=ctx.scaling)
             for whole, cut, part in zip(grads, (own, keys, keys), found, strict=True):
                 whole[cut] += part[0].transpose(0, 1)
+        if cos is not None:
+            back = cos.to(sums.dtype), -sin.to(sums.dtype)
+            grads[:2] = [elementwise.turned(t, *back) for t in grads[:2]]
         of_query, of_key, of_value = (t.to(saved[0].dtype) for t in grads)
-        return of_query, of_key, of_value, None, None
+        return of_query, of_key, of_value, None, None, None, None
 
 
 def _row(tensor: Tensor) -> Tensor:

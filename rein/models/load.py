@@ -30,7 +30,7 @@ from rein.drafts import replace_folder as replace_folder
 from rein.errors import CheckpointError, ConfigError, GuardStop, ReinError
 from rein.model_files import open_weights, read_json, stop_ids_of
 from rein.models import attention
-from rein.models.block_steps import use_fused
+from rein.models.forwards import use_fused
 from rein.models.lora import fused_state_dict, has_lora
 from rein.models.precision import quickest_float32
 from rein.protocols import Tokenizer
@@ -141,13 +141,11 @@ def _load(auto: Any, path: str, where: str, *, new: Collection[str] = (), **opti
         raise CheckpointError(
             f"{where}: {path} cannot be loaded ({_first(error)}); check that the folder is whole"
         ) from error
-    _drop_nothing(model)
-    model.config.use_cache = False
-    use_fused(model)
-    return model.train()
+    return made_ready(model)
 
 
-def _drop_nothing(model: Any) -> None:
+def made_ready(model: Any) -> Any:
+    """In train mode, without dropout and cache, its steps fused."""
     for name, value in model.config.to_dict().items():
         if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, int | float):
             setattr(model.config, name, 0.0)
@@ -156,6 +154,9 @@ def _drop_nothing(model: Any) -> None:
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
+    model.config.use_cache = False
+    use_fused(model)
+    return model.train()
 
 
 def load_causal_lm(

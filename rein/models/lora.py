@@ -6,6 +6,7 @@ float32, whichever is wider, on a copy: the live model is untouched.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -75,6 +76,13 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
+
+
+def beneath(model: nn.Module) -> dict[str, Tensor]:
+    """The weights and buffers under the adapters, themselves, by the names of the model without adapters."""
+    own = [model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)]
+    named = itertools.chain(*own)
+    return {name.replace(".base_layer.", "."): tensor for name, tensor in named if ".lora_" not in name}
 
 
 @torch.no_grad()

@@ -3,6 +3,9 @@
 In `fast` the parameters stay float32: they are what is trained, saved and kept in snapshots. The trunk reads
 bfloat16 copies of them, made anew when they have moved; each copy's gradient is added to its parameter's in
 float32. The head (`lm_head`, `score`) reads the parameters themselves, and norms and softmaxes are float32.
+
+In `exact` the gradients of large weights are made of bfloat16 halves where the chip is quicker at that
+(`products.Split`). In both, a layer adds its gradient where it is summed.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+from rein.models.forwards import sum_in_place
+from rein.models.products import Half, Split, Wide, pays
 
 FLOAT32_ERROR = 1e-5  # of a product, relative; float32 makes 1e-6, bfloat16 inside 2e-3
 
@@ -57,19 +63,27 @@ class HalfCopies:
     `parameters()` and `state_dict()` still give the parameter.
     """
 
-    def __init__(self, model: nn.Module, heads: list[nn.Module]) -> None:
+    def __init__(self, model: nn.Module, heads: list[nn.Module], shared: HalfCopies | None = None) -> None:
+        self.known = {} if shared is None else shared.copies
         beside = {id(module) for head in heads for module in head.modules()}
-        self.copies: dict[int, tuple[nn.Parameter, Tensor]] = {}
+        self.copies: dict[int, tuple[Tensor, Tensor]] = {}
         self.places: list[tuple[nn.Module, str, Tensor]] = []
         for module in model.modules():
             if id(module) in beside:
                 continue
             for name, parameter in module.named_parameters(recurse=False):
-                if id(parameter) not in self.copies:
-                    self.copies[id(parameter)] = parameter, _copy_of(parameter)
-                self.places.append((module, name, self.copies[id(parameter)][1]))
-        self.seen = [parameter._version for parameter, _ in self.copies.values()]
+                self.places.append((module, name, self.of(parameter)))
+            own = module._parameters.get("weight")
+            sum_in_place(module, None if own is None else Half(self.of(own), own))
+        self.seen = {key: parameter._version for key, (parameter, _) in self.copies.items()}
         self.put()
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """Its copy, the same for all that share it."""
+        if id(parameter) not in self.copies:
+            pair = self.known.get(id(parameter)) or (parameter, _copy_of(parameter))
+            self.copies[id(parameter)] = pair
+        return self.copies[id(parameter)][1]
 
     def put(self) -> None:
         for module, name, copy in self.places:
@@ -82,18 +96,19 @@ class HalfCopies:
     @torch.no_grad()
     def refresh(self, *_: Any) -> None:
         """Cast what has moved since the last forward pass."""
-        for i, (parameter, copy) in enumerate(self.copies.values()):
-            if parameter._version != self.seen[i]:
+        for key, (parameter, copy) in self.copies.items():
+            if parameter._version != self.seen.get(key):
                 copy.copy_(parameter)
-                self.seen[i] = parameter._version
+                self.seen[key] = parameter._version
 
 
-def _copy_of(parameter: nn.Parameter) -> Tensor:
+def _copy_of(parameter: Tensor) -> Tensor:
     """A bfloat16 leaf whose gradients go to the parameter, in float32."""
     copy = parameter.detach().to(torch.bfloat16).requires_grad_(parameter.requires_grad)
 
     def pass_on(leaf: Tensor) -> None:
-        assert leaf.grad is not None
+        if leaf.grad is None:  # the step that read it has passed its gradient on
+            return
         if parameter.grad is None:
             parameter.grad = leaf.grad.float()
         else:
@@ -105,12 +120,34 @@ def _copy_of(parameter: nn.Parameter) -> Tensor:
     return copy
 
 
-def make_fast(model: Any, trunk: nn.Module, heads: list[nn.Module]) -> None:
-    """Let a float32 model's trunk compute in bfloat16 from now on, wherever it is called from."""
-    model.half_copies = copies = HalfCopies(model, heads)
+def set_precision(
+    model: Any, precision: str, trunk: nn.Module, heads: list[nn.Module], *, shared: Any = None
+) -> None:
+    """Let a model compute in `exact` or `fast` from now on, wherever it is called from.
+
+    `shared`: another model, whose copies are taken for the parameters that are its too.
+    """
+    if precision == "fast":
+        _make_fast(model, trunk, heads, None if shared is None else shared.half_copies)
+    else:
+        _make_exact(trunk, heads)
+
+
+def _make_fast(model: Any, trunk: nn.Module, heads: list[nn.Module], shared: HalfCopies | None) -> None:
+    model.half_copies = copies = HalfCopies(model, heads, shared)
     trunk.register_forward_pre_hook(copies.refresh)
     for head in heads:
         head.register_forward_pre_hook(_widened)
+        if type(head) is nn.Linear and pays(head.weight):
+            sum_in_place(head, Wide(copies.of(head.weight), head.weight))
+
+
+def _make_exact(trunk: nn.Module, heads: list[nn.Module]) -> None:
+    for module in trunk.modules():
+        splits = type(module) is nn.Linear and pays(module.weight)
+        sum_in_place(module, Split(module.weight) if splits else None)  # type: ignore[arg-type]
+    for head in heads:
+        sum_in_place(head)
 
 
 def _widened(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

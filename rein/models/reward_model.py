@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.models.compiled import compile_blocks
 from rein.models.load import (
     load_scalar_model,
     load_tokenizer,
@@ -19,7 +18,7 @@ from rein.models.load import (
     trunk_of,
 )
 from rein.models.lora import make_trainable
-from rein.models.precision import make_fast
+from rein.models.precision import set_precision
 from rein.models.trunk import run_trunk, shares_prompts
 from rein.protocols import Tokenizer
 from rein.types import TokenRow
@@ -60,7 +59,6 @@ def load_reward_model(
     lora_alpha: float = 16,
     target_modules: str | list[str] = "all-linear",
     enable_gradient_checkpointing: bool = False,
-    use_torch_compile: bool = False,
     trust_remote_code: bool = False,
     seed: int = 0,
     where: str = "score.path",
@@ -78,10 +76,7 @@ def load_reward_model(
         enable_gradient_checkpointing=enable_gradient_checkpointing,
         seed=seed,
     )
-    if precision == "fast":
-        make_fast(model, trunk_of(model), [model.score])
-    if use_torch_compile:
-        compile_blocks(model)
+    set_precision(model, precision, trunk_of(model), [model.score])
     return RewardModel(model, tokenizer, path)
 
 

@@ -240,9 +240,16 @@ def _function_file(name: str) -> str | None:
 
 
 def prepare_process(recipe: Recipe) -> None:
-    """Hold torch to the recipe's `threads`, if it gives some; keep freed memory for the next tensors."""
+    """Keep freed memory for the next tensors, hold torch to the recipe's `threads`, compile where asked to.
+
+    Raises ConfigError where this machine cannot compile.
+    """
     keep_freed_memory()
     if recipe.threads is not None:
         import torch
 
         torch.set_num_threads(recipe.threads)
+    if recipe.model.use_torch_compile:
+        from rein.models.elementwise import compile_steps
+
+        compile_steps()

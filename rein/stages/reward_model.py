@@ -52,7 +52,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     )
     marks = compared(encoder, console, trunk, paths.reward_files(recipe))
     rows, held_out, counts = _load_rows(recipe, console, encoder)
-    options = recipe.model.model_dump(exclude={"path", "logits_chunk"})
+    options = recipe.model.model_dump(exclude={"path", "logits_chunk", "use_torch_compile"})
     model = load_reward_model(trunk, seed=derive(recipe.seed, "reward"), where="reward.path", **options)
     per_epoch = -(-len(rows) // reward.batch_size)
     total = reward.epochs * per_epoch

@@ -33,7 +33,7 @@ from rein.types import Demonstration, Metrics
 def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Fine-tune model.path on sft.files."""
     sft, folder = recipe.sft, paths.stage_dir(recipe, "sft")
-    options = recipe.model.model_dump(exclude={"path"})
+    options = recipe.model.model_dump(exclude={"path", "use_torch_compile"})
     actor = load_actor(paths.base_model(recipe), seed=derive(recipe.seed, "sft"), **options)
     encoder = encoder_of(actor, recipe)
     marks = compared(encoder, console, paths.base_model(recipe), paths.sft_files(recipe))

@@ -54,7 +54,6 @@ def recomputed(
         path,
         dtype=recipe.model.dtype,
         precision=recipe.model.precision,
-        use_torch_compile=recipe.model.use_torch_compile,
         trust_remote_code=trust,
         where=where,
     )

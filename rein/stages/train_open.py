@@ -21,7 +21,7 @@ from rein.engines.hf import HfEngine
 from rein.errors import CheckpointError, DataError
 from rein.experience import ExperienceMaker
 from rein.models.actor import Actor, load_actor
-from rein.models.critic import Critic, load_critic
+from rein.models.critic import Critic, critic_on, load_critic
 from rein.models.load import weights_hash
 from rein.models.reference import Reference
 from rein.probe import PROBE_ROWS, Probe
@@ -74,8 +74,7 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         recipe = with_budget(recipe, console, actor, rows.train, kept)
     critic = None
     if "critic" in wanted:
-        options = _model_options(recipe)
-        critic = load_critic(paths.critic_start(recipe), seed=derive(recipe.seed, "critic"), **options)
+        critic = _critic(recipe, console, actor)
     corrected = corrects(recipe, console, rows.train)
     with clock("ref"):
         said = references(recipe, console, actor, rows.train[:16] if rehearsal else rows.train, counts)
@@ -142,7 +141,19 @@ def _content(actor: Actor, critic: Critic | None) -> str:
 
 
 def _model_options(recipe: Recipe) -> dict[str, Any]:
-    return recipe.model.model_dump(exclude={"path", "logits_chunk"})
+    return recipe.model.model_dump(exclude={"path", "logits_chunk", "use_torch_compile"})
+
+
+def _critic(recipe: Recipe, console: Console, actor: Actor) -> Critic:
+    """A model of its own, or adapters and a head on the actor's trunk; says what these cost."""
+    seed, options = derive(recipe.seed, "critic"), _model_options(recipe)
+    if not recipe.critic.model.share_trunk:
+        return load_critic(paths.critic_start(recipe), seed=seed, **options)
+    del options["dtype"], options["precision"]  # are the actor's
+    critic = critic_on(actor, seed=seed, **options)
+    own = sum(parameter.nbytes for parameter in critic.model.parameters() if parameter.requires_grad)
+    console.say(f"critic: adapters and a head on the actor's trunk, {own / 2**20:,.1f} MiB")
+    return critic
 
 
 def _reference(recipe: Recipe, console: Console, actor: Actor) -> Reference | None:

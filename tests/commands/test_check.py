@@ -205,6 +205,25 @@ def test_memory_grows_with_the_token_budget_and_shrinks_with_lora(small: Path) -
     assert train_part(*words).activations > adapted.activations
 
 
+def test_a_critic_on_the_actor_s_trunk_costs_its_adapters_alone(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = read_shape(small / "base")
+    assert shape is not None
+    adapters = 4 * sum(rows + columns for rows, columns in shape.linear)
+    share = "critic.model.share_trunk=true"
+    for precision, width in (("exact", 4), ("fast", 6)):  # bytes of a weight, with its copy
+        words = ("model.lora_rank=4", f"model.precision={precision}")
+        apart, shared = (
+            check.run(demo_recipe(small, *words, *more), QUIET)["memory"]["train"] for more in ((), (share,))
+        )
+        assert shared.weights == width * (shape.parameters + 2 * adapters)
+        assert apart.weights - shared.weights == width * shape.parameters
+        assert (shared.adam, shared.activations) == (apart.adam, apart.activations)
+    check.run(demo_recipe(small, "model.lora_rank=4", share), Console())
+    assert "  critic: adapters on the trunk of the actor\n" in capsys.readouterr().out
+
+
 def test_a_thousand_chats_are_rendered_within_a_second(small: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(small / "base", tmp_path / "base")
     (folder / "chat_template.jinja").write_text(

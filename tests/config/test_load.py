@@ -366,6 +366,14 @@ def test_the_resolved_recipe_is_json_with_canonical_names_and_reads_back(tmp_pat
             "reward_manager.placement=last reward_manager.placement_decay=0.9",
             "placement=exponential; give both",
         ),
+        (
+            "critic.model.share_trunk=true",
+            "share_trunk: needs adapters: the actor trains the whole trunk; write model.lora_rank=16",
+        ),
+        (
+            "critic.model.share_trunk=true model.lora_rank=4 critic.model.path=rewards/model",
+            "critic.model.path: has weights of its own, but critic.model.share_trunk takes the actor's",
+        ),
         ("stages=[train,sft]", "put sft first"),
         ("stages=[train,train]", "listed twice"),
     ],

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from e2e_run import drafts, metrics, recipe, rein, rein_apart, same_weights, write_recipe
 
+from rein.tracking.jsonl import untimed
+
 FIT, CRITIC, ACTOR = 20, 12, 96  # updates: the critic alone, then 12 and 8 x 12 mini-batches of 8 rows
 
 
@@ -60,7 +62,7 @@ def signalled_here(verb: str, file: str, number: int, out: Path, reached: int) -
 
 
 def numbers(out: Path, stage: str) -> list[dict[str, Any]]:
-    return [{name: value for name, value in line.items() if name != "time"} for line in metrics(out, stage)]
+    return untimed(metrics(out, stage))
 
 
 def test_train_goes_on_from_critic_fitting_and_from_mid_batch(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from rows_made import VOCABULARY, own_log_probs, random_rows, row
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from training_made import gradients_of
 from transformers import AutoModelForCausalLM as Auto
 from transformers import (
     Gemma2Config,
@@ -14,6 +15,7 @@ from transformers import (
     MistralConfig,
     PreTrainedConfig,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from rein.errors import ConfigError
@@ -36,6 +38,9 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SIZES, **SPECIAL),
     "mistral with a window of 4": MistralConfig(**SIZES, **SPECIAL, sliding_window=4),
     "qwen3": Qwen3Config(**SIZES, **SPECIAL),
+    "smollm3 with a layer that turns and one that does not": SmolLM3Config(
+        **SIZES, **SPECIAL, no_rope_layers=[1, 0]
+    ),
     "gpt2 with dropout": GPT2Config(
         vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=4, n_positions=64, attn_pdrop=0.3, **SPECIAL
     ),
@@ -54,7 +59,12 @@ def exact(tiny_lm: str) -> Actor:
 
 def save(config: PreTrainedConfig, folder: Path) -> str:
     torch.manual_seed(0)
-    Auto.from_config(config).save_pretrained(folder)
+    model = Auto.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(10)  # as first drawn, weights are so small that all positions look alike
+    model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return str(folder)
 
@@ -102,12 +112,10 @@ def test_packed_rows_do_not_see_each_other(actor: Actor, backend: SDPBackend) ->
 
 def test_gradients_through_a_pack_are_those_of_the_rows_alone(exact: Actor) -> None:
     rows = random_rows(6, seed=1)
-    weights = list(exact.model.parameters())
     packed, _ = exact.log_probs(rows, torch.ones(6))
-    together = torch.autograd.grad(packed.square().sum(), weights)
-    apart = torch.autograd.grad(
-        sum(own_log_probs(exact.model, some).square().sum() for some in rows), weights
-    )
+    together = gradients_of(exact.model, packed.square().sum())
+    alone = torch.stack([own_log_probs(exact.model, some).square().sum() for some in rows])
+    apart = gradients_of(exact.model, alone.sum())
     for one, other in zip(together, apart, strict=True):
         torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
 
@@ -152,12 +160,12 @@ def test_log_probs_and_entropy_are_at_each_row_s_temperature(actor: Actor) -> No
 def test_the_chunked_head_changes_neither_values_nor_gradients(
     exact: Actor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, weights = random_rows(6, seed=2), list(exact.model.parameters())
+    rows = random_rows(6, seed=2)
 
     def everything() -> list[torch.Tensor]:
         found, entropy = exact.log_probs(rows, torch.full((6,), 0.7), entropy=True)
         assert entropy is not None
-        return [found, entropy, *torch.autograd.grad((found * found + entropy).sum(), weights)]
+        return [found, entropy, *gradients_of(exact.model, (found * found + entropy).sum())]
 
     whole = everything()
     monkeypatch.setattr(exact, "logits_chunk", 3 * VOCABULARY)

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from rein.models.block_steps import gated, rms_norm, use_fused
+from rein.models.block_steps import gated, rms_norm
+from rein.models.forwards import sum_in_place, use_fused
+from rein.models.products import Plain
 
 
 def small(act: str = "silu", *, bias: bool = False) -> nn.Module:
@@ -24,12 +26,15 @@ def small(act: str = "silu", *, bias: bool = False) -> nn.Module:
 def assert_same(found: Tensor, own: Tensor, given: list[Tensor]) -> None:
     """Values, and gradients for all that was given."""
     torch.testing.assert_close(found, own, atol=1e-12, rtol=0)
-    for one, other in zip(
-        torch.autograd.grad(found.sin().sum(), given),
-        torch.autograd.grad(own.sin().sum(), given),
-        strict=True,
-    ):
+    for one, other in zip(taken(found, given), taken(own, given), strict=True):
         torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+def taken(said: Tensor, given: list[Tensor]) -> list[Tensor | None]:
+    for tensor in given:
+        tensor.grad = None
+    said.sin().sum().backward()
+    return [tensor.grad for tensor in given]
 
 
 def test_the_gated_layer_and_its_gradients_are_the_formulas() -> None:
@@ -37,7 +42,8 @@ def test_the_gated_layer_and_its_gradients_are_the_formulas() -> None:
     sizes = ((2, 3, 5), (7, 5), (7, 5), (5, 7))
     given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
     x, gate, up, down = given
-    found, own = gated(*given), linear(silu(linear(x, gate)) * linear(x, up), down)
+    products = [Plain(weight) for weight in (gate, up, down)]
+    found, own = gated(x, products, given[1:]), linear(silu(linear(x, gate)) * linear(x, up), down)
     assert_same(found, own, given)
 
 
@@ -62,6 +68,40 @@ def test_the_norm_in_bfloat16_sums_in_float32() -> None:
         assert (one.grad.double() - other.grad).norm() < 4e-3 * other.grad.norm()  # rounded once at the end
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_projection_and_its_gradients_are_the_layer_s_own(bias: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = (
+        nn.Linear(5, 7, bias=bias).double(),
+        torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True),
+    )
+    own, given = layer(x), [x, *layer.parameters()]
+    sum_in_place(layer)
+    assert_same(layer(x), own, given)
+
+
+@pytest.mark.parametrize("padding", [None, 2])
+def test_an_embedding_s_gradients_are_its_own(padding: int | None) -> None:
+    torch.manual_seed(0)
+    table, ids = nn.Embedding(9, 4, padding_idx=padding).double(), torch.tensor([[1, 2, 2], [8, 1, 1]])
+    own = table(ids)
+    sum_in_place(table)
+    assert_same(table(ids), own, [table.weight])
+
+
+def test_gradients_of_micro_batches_add_up() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(5, 7).double(), torch.randn(3, 5, dtype=torch.float64)
+    (layer(x[:1]).sin().sum() + layer(x[1:]).sin().sum()).backward()
+    own = [p.grad for p in layer.parameters()]
+    layer.zero_grad()
+    sum_in_place(layer)
+    layer(x[:1]).sin().sum().backward()
+    layer(x[1:]).sin().sum().backward()
+    for p, other in zip(layer.parameters(), own, strict=True):
+        torch.testing.assert_close(p.grad, other, atol=1e-12, rtol=0)
+
+
 class OnePlusRMSNorm(nn.Module):
     """As Gemma's: another formula under the same name."""
 
@@ -80,7 +120,7 @@ def test_a_norm_of_another_formula_is_left_alone() -> None:
 def test_a_model_gives_the_same_loss_and_gradients_with_it() -> None:
     plain = small()
     model = copy.deepcopy(plain)
-    assert use_fused(model) == 2 + 5  # gated layers, norms
+    assert use_fused(model) == 2 + 5 + 2  # gated layers, norms, attention
     ids = torch.randint(0, 17, (3, 6), generator=torch.Generator().manual_seed(1))
     for one in (plain, model):
         one(input_ids=ids, labels=ids).loss.backward()
@@ -90,7 +130,7 @@ def test_a_model_gives_the_same_loss_and_gradients_with_it() -> None:
 
 @pytest.mark.parametrize(("act", "bias"), [("gelu", False), ("silu", True)])
 def test_another_function_or_a_bias_is_left_alone(act: str, bias: bool) -> None:
-    assert use_fused(small(act, bias=bias)) == 5  # the norms alone
+    assert use_fused(small(act, bias=bias)) == 5 + 2  # norms and attention alone
 
 
 def test_frozen_weights_get_no_gradient_and_a_copy_reads_its_own() -> None:

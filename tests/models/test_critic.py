@@ -8,6 +8,7 @@ import pytest
 import torch
 from rows_made import Row, random_rows, row
 from torch import Tensor
+from training_made import gradients_of
 
 from rein.models.critic import Critic, load_critic
 from rein.models.load import trunk_of
@@ -61,9 +62,10 @@ def test_rows_of_a_pack_do_not_see_each_other(critic: Critic) -> None:
 
 
 def test_gradients_through_a_pack_are_those_of_the_rows_alone(critic: Critic) -> None:
-    rows, weights = random_rows(5, seed=2), list(critic.model.parameters())
-    together = torch.autograd.grad(critic.values(rows).square().sum(), weights)
-    apart = torch.autograd.grad(sum(own_values(critic, some).square().sum() for some in rows), weights)
+    rows = random_rows(5, seed=2)
+    together = gradients_of(critic.model, critic.values(rows).square().sum())
+    alone = torch.stack([own_values(critic, some).square().sum() for some in rows])
+    apart = gradients_of(critic.model, alone.sum())
     for one, other in zip(together, apart, strict=True):
         torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
 

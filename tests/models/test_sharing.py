@@ -7,11 +7,12 @@ import pytest
 import torch
 from rows_made import VOCABULARY, Row, own_log_probs, random_rows, row
 from torch import Tensor
+from training_made import gradients_of
 from transformers import AutoModelForCausalLM as Auto
 from transformers import GPT2Config
 
 from rein.models.actor import Actor, load_actor
-from rein.models.attention import _Segments
+from rein.models.attention import segments
 from rein.models.critic import Critic, load_critic
 from rein.models.packing import Layout, SharedPrompt, pack
 from rein.models.reference import Reference
@@ -99,12 +100,6 @@ def test_every_token_that_is_read_lies_in_the_shared_pack_once() -> None:
     assert position == packed.input_ids.shape[1]
 
 
-def gradients(model: torch.nn.Module, said: Tensor) -> list[Tensor]:
-    weights = [p for p in model.parameters() if p.requires_grad]
-    found = torch.autograd.grad(said.sin().sum(), weights, allow_unused=True)
-    return [g for g in found if g is not None]
-
-
 def same_both_ways(
     model: Actor | Critic | RewardModel, say: Callable[[], Tensor], *, within: float = 1e-9
 ) -> None:
@@ -112,7 +107,7 @@ def same_both_ways(
     for shares in (True, False):
         model.shares_prompts = shares
         said = say()
-        found.append([said, *gradients(model.model, said)])
+        found.append([said, *gradients_of(model.model, said.sin().sum())])
     model.shares_prompts = True
     assert len(found[0]) > 1
     for one, other in zip(*found, strict=True):
@@ -189,5 +184,10 @@ def test_attention_over_a_shared_pack_has_the_gradient_of_finite_differences() -
     tokens = PAYS_FROM + 3
     query = torch.randn(tokens, 4, 2, dtype=torch.float64, requires_grad=True)
     key, value = (torch.randn(tokens, 2, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    attend = lambda q, k, v: _Segments.apply(q, k, v, layout, 0.7)  # noqa: E731
-    assert torch.autograd.gradcheck(attend, (query, key, value), fast_mode=True)
+    angles = torch.randn(tokens, 1, dtype=torch.float64)
+    for turn in ((), (angles.cos(), angles.sin())):
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, turn: tuple[Tensor, ...] = turn) -> Tensor:
+            return segments(q, k, v, layout, 0.7, *turn)
+
+        assert torch.autograd.gradcheck(attend, (query, key, value), fast_mode=True)
