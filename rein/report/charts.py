@@ -86,7 +86,7 @@ TRAIN = (
     Chart(
         "Throughput",
         {"perf/throughput": "tokens per second"},
-        "Tokens of a step's batch, each counted once, over all that the step took: updates, validation, saving.",
+        "Tokens of a step's batch, each counted once, over all that it took: updates, validation, saving.",
     ),
     Chart(
         "Length of held-out answers",
