@@ -97,7 +97,8 @@ class Pace:
         found: dict[str, Any] = {
             "seconds": round(seconds, 2),
             "shares": {name: round(share, 4) for name, share in groups.items()},
-            "outside_models": round(1 - sum(shares.get(phase, 0.0) for phase in MODELS), 4),
+            "outside_models": _outside(spent.seconds),
+            "outside_models_cpu": _outside(spent.cpu),  # what a busy machine leaves as it is
             "phases": {phase: round(share * seconds, 3) for phase, share in shares.items()},
         }
         if self.tokens:
@@ -112,6 +113,11 @@ class Pace:
         return found
 
 
+def _outside(spent: Mapping[str, float]) -> float:
+    """The share of no phase of MODELS."""
+    return round(1 - sum(spent.get(phase, 0.0) for phase in MODELS) / sum(spent.values()), 4)
+
+
 def say(found: Mapping[str, Any], console: Console) -> None:
     """The summary in three lines."""
     if "tokens" in found:
@@ -123,7 +129,8 @@ def say(found: Mapping[str, Any], console: Console) -> None:
         )
     groups = ", ".join(f"{name} {100 * share:.1f} %" for name, share in found["shares"].items())
     console.say(
-        f"time: {found['seconds']:.0f} s: {groups}; outside models {100 * found['outside_models']:.1f} %"
+        f"time: {found['seconds']:.0f} s: {groups}; outside models {100 * found['outside_models']:.1f} % "
+        f"({100 * found['outside_models_cpu']:.1f} % of CPU seconds)"
     )
     phases = {name: s / found["seconds"] for name, s in found["phases"].items()}
     largest = [f"{name} {100 * share:.1f} %" for name, share in phases.items() if share >= 0.001]

@@ -108,6 +108,7 @@ def test_all_lines_together_are_the_whole_stage(run: Recipe) -> None:
     assert sum(speed["shares"].values()) == pytest.approx(1, abs=1e-3)
     of_models = sum(speed["phases"].get(phase, 0) for phase in MODELS)
     assert speed["outside_models"] == pytest.approx(1 - of_models / speed["seconds"], abs=1e-2)
+    assert 0 < speed["outside_models_cpu"] < 1
     assert speed["tokens"] == sum(line["perf/total_num_tokens"] for line in steps(run))
     assert set(speed["mfu"]) == {"actor", "critic"}
     assert speed["phases"]["critic_fit"] > 0
