@@ -129,9 +129,9 @@ bench-growth: .bench/batch.npz
 # Stored trajectories -> a trained actor, whole, beside the peers that have such a job without Ray.
 bench-train: .bench/verl/.installed .bench/trl/.installed .bench/batch.npz
 	$(PY) benchmarks/end_to_end.py --model runs/smollm2 --batch .bench/batch.npz --limit $(LIMIT) --rounds $(ROUNDS) \
-		--peer 'verl bf16, budget 512=$(VERL) --dtype bf16 --budget 512' \
+		--peer 'verl bf16, budget 1024=$(VERL) --dtype bf16 --budget 1024' \
 		--peer 'verl fp32, budget 1024=$(VERL) --dtype fp32 --budget 1024' \
-		--peer 'TRL bf16, micro 4=$(TRL) --dtype bf16 --micro 4' \
+		--peer 'TRL bf16 weights, micro 2=$(TRL) --dtype bf16-weights --micro 2' \
 		--peer 'TRL fp32, micro 4=$(TRL) --dtype fp32 --micro 4'
 
 clean:

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from rein.types import Prompt
 
 ANSWERS, GREEDY_PROMPTS, GREEDY_TOKENS = 4, 32, 64
 BATCHES = (32, 64, 128)
+CHARACTERS = 200_000  # of the documentation that prompts are cut from
 PART = 4  # batch sizes are tried on the middle one of so many equal parts
 BY_BATCH = ("hf", "padded")  # ways that cost the same for each batch: the part is enough
 NAMES = {
@@ -46,10 +48,10 @@ Row = dict[str, Any]
 
 
 def work_of(tokenizer: Any, prompts: int, answers: int, seed: int) -> dict[str, list[Any]]:
-    """Prompts out of English text (the standard library's documentation) and a length for each answer."""
+    """Prompts out of English text (the documentation that comes with Python), a length for each answer."""
     draw = np.random.default_rng(seed)
-    text = " ".join((sys.modules[name].__doc__ or "") for name in sorted(sys.modules))
-    stream = tokenizer.encode(" ".join(text.split()), add_special_tokens=False)
+    text = " ".join(" ".join(topics[name] for name in sorted(topics)).split())[:CHARACTERS]
+    stream = tokenizer.encode(text, add_special_tokens=False)
     sizes = np.clip(np.round(draw.lognormal(np.log(70), 0.45, prompts)), 30, 150).astype(int)
     begins = [int(draw.integers(0, len(stream) - size)) for size in sizes]
     lengths = np.clip(np.round(draw.lognormal(np.log(85), 0.8, (prompts, answers))), 10, 300).astype(int)
