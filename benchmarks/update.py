@@ -28,7 +28,11 @@ from results_io import table, write
 
 RUN = Path(__file__).parent / "update_run.py"
 PRECISIONS = ("exact", "fast")
-MAIN: dict[str, dict[str, Any]] = {"Rein, update": {}, "Rein, score": {"score": True}}
+MAIN: dict[str, dict[str, Any]] = {
+    "Rein, update": {},
+    "Rein, update, budget 1024": {"budget": 1024},
+    "Rein, score": {"score": True},
+}
 # What each technique brings, one taken away or changed at a time.
 PARTS: dict[str, dict[str, Any]] = {
     "all of it": {},
@@ -38,8 +42,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "freed memory given back": {"keep_memory": False},
     "compiled": {"compile": True},
     "gradient checkpointing": {"checkpointing": True},
-    "logits chunk 2^22": {"logits_chunk": 2**22},
-    "logits chunk 2^25": {"logits_chunk": 2**25},
+    "logits chunk 2^20": {"logits_chunk": 2**20},
+    "logits chunk 2^26": {"logits_chunk": 2**26},
     **{f"budget {budget}": {"budget": budget} for budget in (512, 1024, 4096)},
     **{f"{n} answers a prompt": {"n": n} for n in (2, 4, 8, 16)},
     **{f"{n} answers a prompt, not shared": {"n": n, "share": False} for n in (2, 4, 8, 16)},

@@ -4,9 +4,9 @@
 
 The batch is `peers/make_batch.py`'s: trajectories with old log-probs, values, advantages and returns. What
 is timed is what the learner does with one mini-batch of all its rows, critic then actor, forward and
-backward; no optimizer step. `--what` turns techniques off or on: {"share": false, "head": "chunks",
-"steps": false, "budget": 4096, "n": 8, "score": true, "keep_memory": false, "checkpointing": true,
-"compile": true, "logits_chunk": 4194304}. Compiling is not timed.
+backward; of an optimizer's step, only that it drops the gradients. `--what` turns techniques off or on:
+{"share": false, "head": "chunks", "steps": false, "budget": 4096, "n": 8, "score": true,
+"keep_memory": false, "checkpointing": true, "compile": true, "logits_chunk": 4194304}. Compiling is not timed.
 """
 
 from __future__ import annotations
@@ -110,12 +110,16 @@ def learner_of(model: str, rows: int, what: dict[str, Any]) -> Learner:
     )  # fmt: skip
 
 
-def update(learner: Learner, experience: Experience, *, apply: bool = False) -> None:
-    """Critic, then actor, all rows as one mini-batch; `apply`: with the optimizer's step."""
+def update(learner: Learner, experience: Experience, *, apply: bool = False, forget: bool = False) -> None:
+    """Critic, then actor, all rows as one mini-batch; `apply`: with the optimizer's step; `forget`: without,
+    its gradients dropped as a step does.
+    """
     for role in ("critic", "actor"):
         learner.backward(Update(role, tuple(range(len(experience.rows))), 0), experience)
         if apply:
             learner.apply(role)
+        if forget:
+            learner.forget(role)
 
 
 def score(learner: Learner, experience: Experience) -> tuple[Tensor, Tensor]:
@@ -163,7 +167,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
             learner.forget(role)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     began, clock = time.process_time(), time.perf_counter()
-    score(learner, experience) if scores else update(learner, experience)
+    score(learner, experience) if scores else update(learner, experience, forget=True)
     spent, wall = time.process_time() - began, time.perf_counter() - clock
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)

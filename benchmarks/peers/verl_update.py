@@ -4,7 +4,7 @@
 
 One mini-batch is the whole batch, packed (remove_padding) into micro-batches of a token budget, on its FSDP2
 engine over gloo with sdpa; entropy and the KL term off. `--score` is `infer_batch` of both. No Ray, no
-generation. Its mini-batch ends with clipping and AdamW, which are timed apart and left out, as the others
+generation. Its mini-batch ends with clipping and AdamW, whose time and memory are left out, as the others
 have none; AdamW's state is dropped after each step for the same reason. The learning rate is 0.
 `bf16` computes on bfloat16 copies of float32 weights, its default; `bf16-weights` also holds the weights so
 (`model_dtype`). `--loop` is the whole job in the order of RayPPOTrainer.fit: old log-probs (with entropy, as
@@ -28,6 +28,7 @@ from common import (
     KL_COEF,
     LAM,
     LR,
+    PEAK,
     VALUE_CLIP,
     Batch,
     Phases,
@@ -100,8 +101,9 @@ class Worker:
 
     def timed_step(self) -> Any:
         began, clock = time.process_time(), time.perf_counter()
-        found = self.step()
-        self.worker.engine.optimizer.state.clear()
+        with PEAK.left_out():
+            found = self.step()
+            self.worker.engine.optimizer.state.clear()
         self.optimizer_cpu += time.process_time() - began
         self.optimizer_wall += time.perf_counter() - clock
         return found

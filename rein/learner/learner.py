@@ -24,6 +24,7 @@ from rein.functional.schedules import over_progress
 from rein.learner.imitation import Beside, Imitation
 from rein.learner.objective import Counts, Objective, PolicyObjective, ValueObjective
 from rein.learner.pairs import PairObjective
+from rein.models.precision import release_copies
 from rein.protocols import Actor, Critic, Mesh, Reference
 from rein.runtime.optimizer import Optimizer
 from rein.runtime.seeding import derive
@@ -146,6 +147,7 @@ class Learner:
             (beside.share * loss).backward()  # type: ignore[no-untyped-call]
             for name, value in sums.items():
                 totals[name] = totals.get(name, 0.0) + value
+        release_copies(self._role(update.role).model)
         reduced = self.mesh.sum(list(totals.values()))
         metrics = dict(zip(totals, reduced, strict=True))
         if beside.metrics:
@@ -157,6 +159,9 @@ class Learner:
         if update.role == "actor" and self.recipe.actor.use_kl_loss and experience.ref_log_probs is not None:
             metrics["actor/kl_coef"] = kl_coef
         return metrics
+
+    def _role(self, role: str) -> Actor | Critic:
+        return self.actor if role == "actor" or self.critic is None else self.critic
 
     @property
     def token_budget(self) -> int:
@@ -172,8 +177,7 @@ class Learner:
             pairs = micro_batches(both, budget)
             return [[row for pair in part for row in (2 * pair, 2 * pair + 1)] for part in pairs]
         if actor.use_dynamic_bsz:
-            model = self.actor if update.role == "actor" or self.critic is None else self.critic
-            return row_batches(rows, budget, share=model.shares_prompts)
+            return row_batches(rows, budget, share=self._role(update.role).shares_prompts)
         size = actor.ppo_micro_batch_size or len(rows)
         if update.role == "critic":
             size = self.recipe.critic.ppo_micro_batch_size or size

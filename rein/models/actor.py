@@ -154,7 +154,7 @@ class Actor:
             hidden,
             self.plain_head,
             ids,
-            chunk=max(self.logits_chunk // self.vocabulary, 1),
+            entries=self.logits_chunk,
             precision="medium" if is_fast(self.model) else torch.get_float32_matmul_precision(),
         )
 

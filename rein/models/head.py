@@ -1,8 +1,9 @@
 """log softmax(h W^T)[id] without holding the logits: one step of the graph.
 
-R positions by V vocabulary entries. Float32 logits are held for one chunk at a time. Where all fit one chunk,
-or four in bfloat16, their probabilities are kept for the gradient; else each chunk's are made again. Sums and
-softmax are in float32 or wider whatever the trunk's precision.
+R positions by V vocabulary entries. Float32 logits are held for one tile at a time, all positions by a part
+of the vocabulary, few enough for a CPU's caches; each tile leaves its largest logit and its sum of
+exponentials. What fits is kept for the gradient (in bfloat16 where products are bfloat16's), the rest is made
+again. Sums and softmax are in float32 or wider whatever the trunk's precision.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from rein.models.forwards import product_of
 from rein.models.precision import matmul_precision
 from rein.models.products import Product, Wide
 
-_HALVES_KEPT = 4  # chunks
+_TILE = 2**22  # entries that a CPU's caches hold
+_LEAST_WIDTH = 512  # of a tile: narrower products are slow
+_KEPT = 4  # of the gradient's entries, in entries held at once
 
 
 def plain_head(model: Any) -> nn.Linear | None:
@@ -34,18 +37,26 @@ def head_log_probs(
     head: nn.Linear,  # plain_head's
     ids: Tensor,  # [R]
     *,
-    chunk: int,  # positions whose logits are held at once
+    entries: int,  # of [R, V] that are held at once
     precision: str,  # of its own float32 matrix products
 ) -> Tensor:
     """[R], with a gradient for hidden; the weight's is added where it is summed."""
-    product, weight = product_of(head), head.weight
-    found: Tensor = _LogProbs.apply(hidden, weight, ids, product, chunk, precision)  # type: ignore[no-untyped-call]
-    return found
+    product, weight, positions = product_of(head), head.weight, len(hidden)
+    width = tile = entries
+    if hidden.device.type == "cpu" and hidden.dtype == _wide(hidden):  # sums over tiles lose nothing
+        tile = min(entries, _TILE)
+        width = max(tile // max(positions, 1), _LEAST_WIDTH)
+    width = min(width, len(weight))
+    parts = []
+    for cut in _cuts(positions, max(tile // width, 1)):
+        keeps = _KEPT * entries * (cut.stop - cut.start) // positions
+        parts.append(_LogProbs.apply(hidden[cut], weight, ids[cut], product, width, keeps, precision))  # type: ignore[no-untyped-call]
+    return torch.cat(parts) if parts else hidden.new_empty(0)
 
 
 class _LogProbs(torch.autograd.Function):
     """d log p_id / d z = 1[id] - p, z the logits: with g the answer's gradient and G = g (1[id] - p),
-    dh = G W and dW = G^T h.
+    dh = G W and dW = G^T h, both sums over tiles.
     """
 
     @staticmethod
@@ -55,48 +66,71 @@ class _LogProbs(torch.autograd.Function):
         weight: Tensor,
         ids: Tensor,
         product: Product,
-        chunk: int,
+        width: int,  # of a tile
+        keeps: int,  # entries
         precision: str,
     ) -> Tensor:
-        found = hidden.new_empty(len(hidden))
-        keeps = (
-            any(ctx.needs_input_grad) and len(hidden) <= (_HALVES_KEPT if _is_half(product) else 1) * chunk
-        )
-        kept = []
+        cuts, half = _cuts(len(weight), width), _is_half(product, hidden)
+        found = hidden.new_empty(len(hidden), dtype=_wide(hidden))
+        tops, sums = (found.new_empty(len(cuts), len(hidden)) for _ in range(2))
+        left, kept = keeps if any(ctx.needs_input_grad) else 0, []
         with matmul_precision(precision):
-            for cut in _cuts(len(hidden), chunk):
-                logits = torch.log_softmax(product.times(hidden[cut]), -1)
-                found[cut] = logits.gather(1, ids[cut].unsqueeze(1)).squeeze(1)
-                if keeps:
-                    kept.append(logits.exp_().to(torch.bfloat16) if _is_half(product) else logits.exp_())
-        ctx.save_for_backward(hidden, ids, found, *kept)
-        ctx.product, ctx.chunk, ctx.precision = product, chunk, precision
+            for i, cut in enumerate(cuts):
+                logits = product.rows(cut).times(hidden).to(found.dtype)
+                at, column = _places(ids, cut)
+                found[at] = logits[at, column]
+                tops[i] = logits.amax(1)
+                logits.sub_(tops[i].unsqueeze(1)).exp_()
+                sums[i] = logits.sum(1)
+                left -= logits.numel()
+                if left >= 0:
+                    kept.append(logits.to(torch.bfloat16) if half else logits)
+        log_sum = torch.logsumexp(tops + sums.log(), 0)
+        found -= log_sum
+        ctx.save_for_backward(hidden, ids, found, tops - log_sum, log_sum, *kept)
+        ctx.product, ctx.cuts, ctx.precision = product, cuts, precision
         return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, ids, log_probs, *kept = ctx.saved_tensors
+        hidden, ids, log_probs, tops, log_sum, *kept = ctx.saved_tensors
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
-        of_hidden, product = torch.empty_like(hidden) if wants_hidden else None, ctx.product
+        factor, of_hidden = ctx.product.factor(hidden), None
         to_id = grad * -torch.expm1(log_probs)  # 1 - p, whole also where p is near 1
         with matmul_precision(ctx.precision):
-            for i, cut in enumerate(_cuts(len(hidden), ctx.chunk)):
-                slope = kept[i] if kept else torch.softmax(product.times(hidden[cut]), -1)
-                slope = slope.mul_(-grad[cut].unsqueeze(1).to(slope.dtype))
-                slope.scatter_(1, ids[cut].unsqueeze(1), to_id[cut].unsqueeze(1).to(slope.dtype))
-                slopes = product.factor(slope)
-                if of_hidden is not None:
-                    of_hidden[cut] = product.back(slopes)
+            for i, cut in enumerate(ctx.cuts):
+                part = ctx.product.rows(cut, summed=wants_weight)
+                if i < len(kept):
+                    slope, scale = kept[i], -grad * tops[i].exp()
+                else:
+                    logits = part.times(hidden).to(log_sum.dtype)
+                    slope, scale = logits.sub_(log_sum.unsqueeze(1)).exp_(), -grad
+                slope = slope.mul_(scale.unsqueeze(1).to(slope.dtype))
+                at, column = _places(ids, cut)
+                slope[at, column] = to_id[at].to(slope.dtype)
+                slopes = part.factor(slope if isinstance(part, Wide) else slope.to(hidden.dtype))
+                if wants_hidden:
+                    of_hidden = part.back(slopes, of_hidden)
                 if wants_weight:
-                    product.add_gradient(slopes, product.factor(hidden[cut]))
-        return of_hidden, None, None, None, None, None
+                    part.add_gradient(slopes, factor)
+        return of_hidden, None, None, None, None, None, None
 
 
-def _is_half(product: Product) -> bool:
+def _wide(hidden: Tensor) -> torch.dtype:
+    return torch.promote_types(hidden.dtype, torch.float32)
+
+
+def _is_half(product: Product, hidden: Tensor) -> bool:
     """Whether its factors are bfloat16: probabilities then lose nothing by it."""
-    return isinstance(product, Wide)
+    return isinstance(product, Wide) or hidden.dtype == torch.bfloat16
 
 
-def _cuts(positions: int, chunk: int) -> list[slice]:
-    return [slice(begin, begin + chunk) for begin in range(0, positions, chunk)]
+def _places(ids: Tensor, cut: slice) -> tuple[Tensor, Tensor]:
+    """The positions whose id is in this part of the vocabulary, and its column there."""
+    at = ((ids >= cut.start) & (ids < cut.stop)).nonzero().squeeze(1)
+    return at, ids[at] - cut.start
+
+
+def _cuts(count: int, size: int) -> list[slice]:
+    return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]

@@ -95,11 +95,19 @@ class HalfCopies:
 
     @torch.no_grad()
     def refresh(self, *_: Any) -> None:
-        """Cast what has moved since the last forward pass."""
+        """Cast what has moved since the last forward pass, or was released."""
         for key, (parameter, copy) in self.copies.items():
             if parameter._version != self.seen.get(key):
+                copy.untyped_storage().resize_(copy.numel() * copy.element_size())
                 copy.copy_(parameter)
                 self.seen[key] = parameter._version
+
+    def release(self) -> None:
+        """Give back the memory of the copies of what is trained, until the next refresh."""
+        for key, (parameter, copy) in self.copies.items():
+            if parameter.requires_grad:
+                copy.untyped_storage().resize_(0)
+                self.seen.pop(key, None)
 
 
 def _copy_of(parameter: Tensor) -> Tensor:
@@ -156,6 +164,12 @@ def _widened(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def is_fast(model: nn.Module) -> bool:
     return hasattr(model, "half_copies")
+
+
+def release_copies(model: nn.Module) -> None:
+    """Give back memory that the next forward pass takes again; the weights are about to move."""
+    if is_fast(model):
+        model.half_copies.release()  # type: ignore[operator, union-attr]
 
 
 @contextmanager

@@ -49,6 +49,10 @@ class Product(Protocol):
         """grad^T x, [M, K], added to the weight's gradient."""
         ...
 
+    def rows(self, cut: slice, *, summed: bool = False) -> Product:
+        """Of some of the weight's rows; `summed`: their gradient is a part of the whole's."""
+        ...
+
 
 class Plain:
     def __init__(self, weight: Tensor) -> None:
@@ -68,6 +72,9 @@ class Plain:
             self.weight.grad = grad[0].t() @ x[0]
         else:
             self.weight.grad.addmm_(grad[0].t(), x[0])
+
+    def rows(self, cut: slice, *, summed: bool = False) -> Product:
+        return type(self)(_rows_of(self.weight, cut, summed=summed))
 
 
 class Split(Plain):
@@ -101,6 +108,9 @@ class Half(Plain):
         else:
             gradient_of(self.own).add_(grad[0].t() @ x[0])
 
+    def rows(self, cut: slice, *, summed: bool = False) -> Product:
+        return type(self)(self.weight[cut], _rows_of(self.own, cut, summed=summed))
+
 
 class Wide(Half):
     """Only where gemm() is something."""
@@ -122,6 +132,13 @@ def gradient_of(weight: Tensor) -> Tensor:
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     return weight.grad
+
+
+def _rows_of(weight: Tensor, cut: slice, *, summed: bool) -> Tensor:
+    rows = weight.detach()[cut]
+    if summed:
+        rows.grad = gradient_of(weight)[cut]
+    return rows
 
 
 def _add_gradient(weight: Tensor, parts: list[tuple[Tensor, Tensor]]) -> None:

@@ -35,11 +35,30 @@ def taken(hidden: Tensor, head: nn.Linear, said: Tensor) -> tuple[Tensor, Tensor
 @pytest.mark.parametrize("chunk", [1, 3, R, 100])
 def test_log_probs_and_gradients_are_those_of_the_logits(chunk: int) -> None:
     hidden, head, ids = drawn()
-    found = head_log_probs(hidden, head, ids, chunk=chunk, precision="highest")
+    found = head_log_probs(hidden, head, ids, entries=chunk * V, precision="highest")
     own = log_probs_of(hidden @ head.weight.t(), ids)
     torch.testing.assert_close(found, own, atol=1e-12, rtol=0)
     for one, other in zip(taken(hidden, head, found), taken(hidden, head, own), strict=True):
         torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("entries", [1, 1024, 4000, 2**24])
+def test_log_probs_are_summed_over_parts_of_a_vocabulary(entries: int) -> None:
+    """1,100 entries are tiles of 512, 512 and 76; some of them kept, all, or none."""
+    hidden, _, _ = drawn()
+    head = nn.Linear(H, 1100, bias=False, dtype=torch.float64)
+    nn.init.normal_(head.weight, std=4)
+    ids = torch.tensor([0, 511, 512, 700, 1023, 1024, 1099])
+    found = head_log_probs(hidden, head, ids, entries=entries, precision="highest")
+    own = log_probs_of(hidden @ head.weight.t(), ids)
+    torch.testing.assert_close(found, own, atol=1e-12, rtol=0)
+    for one, other in zip(taken(hidden, head, found), taken(hidden, head, own), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+def test_no_position_has_no_log_prob() -> None:
+    hidden, head, ids = drawn()
+    assert head_log_probs(hidden[:0], head, ids[:0], entries=V, precision="highest").shape == (0,)
 
 
 @amx
@@ -51,7 +70,7 @@ def test_a_head_of_bfloat16_products_is_near(how: str, near: float, chunk: int) 
     wanted = [own.detach(), *taken(hidden, head, own)]
     copy = head.weight.detach().bfloat16()
     sum_in_place(head, Wide(copy, head.weight) if how == "wide" else Split(head.weight))
-    found = head_log_probs(hidden, head, ids, chunk=chunk, precision="highest")
+    found = head_log_probs(hidden, head, ids, entries=chunk * V, precision="highest")
     for one, other in zip([found.detach(), *taken(hidden, head, found)], wanted, strict=True):
         assert (one - other).norm() < near * other.norm()
 
@@ -64,7 +83,7 @@ def test_a_sure_head_keeps_the_gradient_of_what_is_missing_to_1(how: str) -> Non
     if how == "wide":
         sum_in_place(head, Wide(head.weight.detach().bfloat16(), head.weight))
     hidden = torch.tensor([[8.0, 0.0]], requires_grad=True)
-    head_log_probs(hidden, head, torch.tensor([0]), chunk=1, precision="highest").sum().backward()
+    head_log_probs(hidden, head, torch.tensor([0]), entries=2, precision="highest").sum().backward()
     assert hidden.grad is not None
     torch.testing.assert_close(hidden.grad[0, 0].item(), 3.3535e-4, rtol=5e-3, atol=0)
 
@@ -72,16 +91,16 @@ def test_a_sure_head_keeps_the_gradient_of_what_is_missing_to_1(how: str) -> Non
 def test_a_gradient_is_made_only_for_what_wants_one() -> None:
     hidden, head, ids = drawn()
     head.requires_grad_(False)
-    head_log_probs(hidden, head, ids, chunk=3, precision="highest").sum().backward()
+    head_log_probs(hidden, head, ids, entries=3 * V, precision="highest").sum().backward()
     assert hidden.grad is not None
     assert head.weight.grad is None
     head.requires_grad_(True)
     with torch.no_grad():
-        assert not head_log_probs(hidden, head, ids, chunk=3, precision="highest").requires_grad
+        assert not head_log_probs(hidden, head, ids, entries=3 * V, precision="highest").requires_grad
 
 
 def test_the_process_keeps_its_precision() -> None:
     hidden, head, ids = drawn()
     before = torch.get_float32_matmul_precision()
-    head_log_probs(hidden, head, ids, chunk=3, precision="medium").sum().backward()
+    head_log_probs(hidden, head, ids, entries=3 * V, precision="medium").sum().backward()
     assert torch.get_float32_matmul_precision() == before

@@ -3,6 +3,7 @@
 import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rows_made import random_rows
@@ -10,12 +11,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rein.config.recipe import Optim
+from rein.engines.hf import HfEngine
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import load_critic
-from rein.models.precision import FLOAT32_ERROR, is_fast, medium_is_float32, own_weights
+from rein.models.precision import FLOAT32_ERROR, is_fast, medium_is_float32, own_weights, release_copies
 from rein.models.reference import Reference
 from rein.models.reward_model import load_reward_model
 from rein.runtime.optimizer import Optimizer
+from rein.types import Prompt
 
 ROWS, ONES = random_rows(6), torch.ones(6)
 
@@ -82,6 +85,37 @@ def test_every_step_is_seen_by_the_next_pass(fast: Actor) -> None:
         said(fast)
         for parameter, copy_read in fast.model.half_copies.copies.values():
             assert torch.equal(copy_read, parameter.to(torch.bfloat16))
+
+
+def test_copies_that_were_given_back_are_made_again(fast: Actor) -> None:
+    before = said(fast)
+    release_copies(fast.model)
+    copies = fast.model.half_copies.copies.values()
+    assert not any(copy_read.untyped_storage().size() for _, copy_read in copies)
+    assert torch.equal(said(fast), before)
+    frozen = load_actor(fast.path, precision="fast", lora_rank=2)
+    release_copies(frozen.model)
+    held = {p.requires_grad: c.untyped_storage().size() for p, c in frozen.model.half_copies.copies.values()}
+    assert held[False]
+    assert not held[True]
+
+
+def test_an_engine_reads_the_weights_of_now(fast: Actor) -> None:
+    """Answers made after a step and before any other pass are those of a model that was read in between."""
+    prompt = Prompt("p", "", ROWS[0].prompt_ids)
+    optimizer = Optimizer(fast.model, Optim(lr=0.1), grad_clip=1.0, total_steps=100)
+    for released in (False, True):
+        fast.log_probs(ROWS, ONES)[0].sum().backward()  # type: ignore[no-untyped-call]
+        if released:
+            release_copies(fast.model)
+        optimizer.apply(optimizer.grad_norm())
+        answers = []
+        for _ in range(2):
+            engine = HfEngine(fast.model, fast.tokenizer, [])
+            (found,) = engine.generate([prompt], n=1, temperature=0.0, top_p=1.0, max_new_tokens=8, seed=0)
+            answers.append(found[0].log_probs)
+            said(fast)
+        assert np.array_equal(*answers)
 
 
 def test_training_in_fast_goes_where_it_goes_in_exact(tiny_lm: str) -> None:
