@@ -6,7 +6,8 @@ The batch is `peers/make_batch.py`'s: trajectories with old log-probs, values, a
 is timed is what the learner does with one mini-batch of all its rows, critic then actor, forward and
 backward; of an optimizer's step, only that it drops the gradients. `--what` turns techniques off or on:
 {"share": false, "head": "chunks", "steps": false, "budget": 4096, "n": 8, "score": true,
-"keep_memory": false, "checkpointing": true, "compile": true, "logits_chunk": 4194304}. Compiling is not timed.
+"keep_memory": false, "checkpointing": true, "compile": true, "logits_chunk": 4194304}. Compiling is not
+timed.
 """
 
 from __future__ import annotations
