@@ -75,7 +75,7 @@ def measured(python: str, way: str, words: list[str]) -> Row:
     script = str(Path(__file__).parent / "generate_work.py")
     done = subprocess.run(
         [python, script, way, *words],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

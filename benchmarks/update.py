@@ -3,9 +3,10 @@
     python benchmarks/update.py --model runs/smollm2 --batch .bench/batch.npz \\
         --peer 'verl=.bench/verl/bin/python benchmarks/peers/verl_update.py --dtype bf16 --budget 1024'
 
-`peers/make_batch.py` makes the batch; `make bench` runs all of it. Every measurement is a process of its own
-on one thread; rounds go over all of them in turn, so that a disturbance is shared, and medians are reported.
-A peer is a name and the command of its script, in its own environment; its JSON line is taken as it is.
+`peers/make_batch.py` makes the batch; `make bench` runs it beside the peers, `make bench-parts` with
+`--parts`. Every measurement is a process of its own on one thread; rounds go over all of them in turn, so
+that a disturbance is shared, and medians are reported. A peer is a name and the command of its script, in
+its own environment; its JSON line is taken as it is.
 """
 
 from __future__ import annotations
@@ -108,18 +109,17 @@ def distances(args: argparse.Namespace) -> list[list[str]]:
 
 
 def measured(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """By name, a line of each round; what `--keep` has of the same batch is not measured again."""
+    """By name, a line of each round; what `--keep` has of the same commands is not measured again."""
     known: dict[tuple[str, int], dict[str, Any]] = {}
     if args.keep and args.keep.exists():
         for line in map(json.loads, args.keep.read_text().splitlines()):
-            if line["limit"] == args.limit:
-                known[line["measurement"], line["round"]] = line
+            known[line["measurement"], line["round"]] = line
     lines: dict[str, list[dict[str, Any]]] = {}
     for number in range(1, args.rounds + 1):
         for name, command in wanted(args).items():
-            line = known.get((name, number))
-            if line is None:
-                line = line_of(command) | {"measurement": name, "round": number, "limit": args.limit}
+            line = known.get((name, number), {})
+            if line.get("command") != command:
+                line = line_of(command) | {"measurement": name, "round": number, "command": command}
                 if args.keep:
                     with args.keep.open("a") as file:
                         file.write(json.dumps(line) + "\n")
@@ -162,7 +162,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0, help="the first so many trajectories")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", action="append", default=[], help="name=command")
-    parser.add_argument("--keep", type=Path, help="a file for measurements, from which a broken run goes on")
+    parser.add_argument(
+        "--keep", type=Path, help="measurements, from which a broken run goes on; then deleted"
+    )
     parser.add_argument("--name", help="of the result files; update, or update_parts")
     parser.add_argument("--parts", action="store_true", help="what each technique brings, without peers")
     parser.add_argument("--only", action="append", default=[], help="these of our measurements")
@@ -184,6 +186,8 @@ def main() -> None:
         text += f"\n\nAgainst a float32 loop over {args.limit} rows, one by one:\n\n"
         text += table(["", "log-probs, max", "mean", "actor's gradients, worst", "critic's"], far)
     write(args.name or ("update_parts" if args.parts else "update"), settings, rows, text)
+    if args.keep:
+        args.keep.unlink(missing_ok=True)
     print(text)
 
 

@@ -118,7 +118,7 @@ def _train(recipe: Recipe, shapes: dict[str, Shape | None], plan: Plan, size: in
     weights, exact = _held(recipe, actor), sums_over_vocabulary(recipe)
     if not recipe.model.lora_rank:
         weights += actor.vocabulary * actor.hidden  # the probe keeps the reference's head
-        weights += actor.parameters if exact else 0  # the reference, frozen
+        weights += _held(recipe, actor) if exact else 0  # the reference, frozen
     if critic:
         shared = recipe.critic.model.share_trunk
         weights += _held(recipe, critic, shared=shared) - (0 if shared else critic.head)

@@ -100,8 +100,6 @@ class Fused:
     """A readable model; `places` rows of a cache are read and written by number."""
 
     def __init__(self, model: Any, places: int, columns: int) -> None:
-        if hasattr(model, "half_copies"):  # weights are read here by no forward pass, which would renew them
-            model.half_copies.refresh()
         self.model = model
         self.head = model.get_output_embeddings()
         self.blocks = [_Block.of(layer) for layer in model.model.layers]

@@ -37,6 +37,8 @@ class HfEngine:
         batch_size: int = 128,  # answers decoded together
         stop_texts: Sequence[str] = (),
         fused: bool = True,  # False: always through transformers
+        before: Callable[[], None]
+        | None = None,  # called first each time: the model's weights may have moved
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -44,6 +46,7 @@ class HfEngine:
         self.batch_size = batch_size
         self.stop_texts = tuple(stop_texts)
         self.fused = fused
+        self.before = before
 
     @torch.no_grad()
     def generate(
@@ -61,6 +64,8 @@ class HfEngine:
 
         Raises EngineError when a prompt leaves no room in the model's context.
         """
+        if self.before is not None:
+            self.before()
         order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i].prompt_ids), i))
         asks = []
         for i in order:

@@ -1,7 +1,7 @@
 """The policy over packed rows: log-probs, entropies and exact divergences of stored responses.
 
-R counts response tokens. The head runs in chunks of positions, so the logits of a pack are never held at
-once; in training each chunk's are recomputed for the backward pass.
+R counts response tokens. The logits of a pack are never held at once: log-probs alone come from head.py; with
+an entropy or a KL the head runs in chunks of positions, each made again for the backward pass.
 """
 
 from __future__ import annotations

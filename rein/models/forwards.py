@@ -56,6 +56,8 @@ class _AttentionForward:
         if packing is None or more or hidden_states.device.type != "cpu":
             return self.own(hidden_states, *more, **options)
         module, count = self.module, hidden_states.shape[1]
+        if options["position_embeddings"][0].shape[-1] != module.head_dim:  # only a part of a head turns
+            return self.own(hidden_states, **options)
         q, k, v = (
             layer(hidden_states).view(count, -1, module.head_dim)
             for layer in (module.q_proj, module.k_proj, module.v_proj)
@@ -105,8 +107,8 @@ def sum_in_place(module: nn.Module, product: Product | None = None) -> None:
 
 
 @torch.no_grad()
-def use_fused(model: nn.Module) -> int:
-    """Put them where a module has the parts and computes the same; of how many.
+def use_own_forwards(model: nn.Module) -> int:
+    """Replace a module's forward where it has the parts and computes the same; of how many.
 
     Norms and gated layers stand for their kind; layers may differ in how they attend, so each is tried.
     """
@@ -168,4 +170,6 @@ def _same(module: Any, forward: Callable[..., Any], width: int) -> bool:
         return False
     if isinstance(own, tuple):
         own, other = own[0], other[0]
-    return own.shape == other.shape and bool((own - other).norm() <= EQUAL * own.norm())
+    if own.shape != other.shape or not own.norm() > 0:  # of zeros nothing can be told
+        return False
+    return bool((own - other).norm() <= EQUAL * own.norm())

@@ -20,7 +20,7 @@ from rein.models.products import Product, Wide
 
 _TILE = 2**22  # entries that a CPU's caches hold
 _LEAST_WIDTH = 512  # of a tile: narrower products are slow
-_KEPT = 4  # of the gradient's entries, in entries held at once
+_KEPT = 4  # entries kept for the gradient, in multiples of those held at once
 
 
 def plain_head(model: Any) -> nn.Linear | None:
@@ -49,7 +49,8 @@ def head_log_probs(
     width = min(width, len(weight))
     parts = []
     for cut in _cuts(positions, max(tile // width, 1)):
-        keeps = _KEPT * entries * (cut.stop - cut.start) // positions
+        share = (cut.stop - cut.start) / positions
+        keeps = int(_KEPT * entries * share) if torch.is_grad_enabled() else 0
         parts.append(_LogProbs.apply(hidden[cut], weight, ids[cut], product, width, keeps, precision))  # type: ignore[no-untyped-call]
     return torch.cat(parts) if parts else hidden.new_empty(0)
 
@@ -85,8 +86,9 @@ class _LogProbs(torch.autograd.Function):
                 left -= logits.numel()
                 if left >= 0:
                     kept.append(logits.to(torch.bfloat16) if half else logits)
-        log_sum = torch.logsumexp(tops + sums.log(), 0)
-        found -= log_sum
+        top = tops.amax(0)
+        rest = (sums * (tops - top).exp()).sum(0).log()
+        found, log_sum = (found - top) - rest, top + rest  # in turn, or what is missing to 1 is rounded away
         ctx.save_for_backward(hidden, ids, found, tops - log_sum, log_sum, *kept)
         ctx.product, ctx.cuts, ctx.precision = product, cuts, precision
         return found

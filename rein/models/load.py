@@ -30,7 +30,7 @@ from rein.drafts import replace_folder as replace_folder
 from rein.errors import CheckpointError, ConfigError, GuardStop, ReinError
 from rein.model_files import open_weights, read_json, stop_ids_of
 from rein.models import attention
-from rein.models.forwards import use_fused
+from rein.models.forwards import use_own_forwards
 from rein.models.lora import fused_state_dict, has_lora
 from rein.models.precision import quickest_float32
 from rein.protocols import Tokenizer
@@ -155,7 +155,7 @@ def made_ready(model: Any) -> Any:
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
     model.config.use_cache = False
-    use_fused(model)
+    use_own_forwards(model)
     return model.train()
 
 

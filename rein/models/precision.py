@@ -2,7 +2,8 @@
 
 In `fast` the parameters stay float32: they are what is trained, saved and kept in snapshots. The trunk reads
 bfloat16 copies of them, made anew when they have moved; each copy's gradient is added to its parameter's in
-float32. The head (`lm_head`, `score`) reads the parameters themselves, and norms and softmaxes are float32.
+float32. Norms, softmaxes and sums are float32. A head's products (`lm_head`, `score`) are float32's, or of
+bfloat16 factors with float32 sums where the chip is quicker at that.
 
 In `exact` the gradients of large weights are made of bfloat16 halves where the chip is quicker at that
 (`products.Split`). In both, a layer adds its gradient where it is summed.
@@ -98,7 +99,8 @@ class HalfCopies:
         """Cast what has moved since the last forward pass, or was released."""
         for key, (parameter, copy) in self.copies.items():
             if parameter._version != self.seen.get(key):
-                copy.untyped_storage().resize_(copy.numel() * copy.element_size())
+                if not copy.untyped_storage().size():
+                    copy.untyped_storage().resize_(copy.numel() * copy.element_size())
                 copy.copy_(parameter)
                 self.seen[key] = parameter._version
 
@@ -115,13 +117,13 @@ def _copy_of(parameter: Tensor) -> Tensor:
     copy = parameter.detach().to(torch.bfloat16).requires_grad_(parameter.requires_grad)
 
     def pass_on(leaf: Tensor) -> None:
-        if leaf.grad is None:  # the step that read it has passed its gradient on
+        grad, leaf.grad = leaf.grad, None
+        if grad is None:  # the step that read it has passed its gradient on
             return
         if parameter.grad is None:
-            parameter.grad = leaf.grad.float()
+            parameter.grad = grad.float()
         else:
-            parameter.grad.add_(leaf.grad)
-        leaf.grad = None
+            parameter.grad.add_(grad)
 
     if parameter.requires_grad:
         copy.register_post_accumulate_grad_hook(pass_on)  # type: ignore[no-untyped-call]
@@ -164,6 +166,17 @@ def _widened(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def is_fast(model: nn.Module) -> bool:
     return hasattr(model, "half_copies")
+
+
+def half_copies(model: nn.Module) -> list[Tensor]:
+    """The bfloat16 copies that it reads, if any."""
+    return [copy for _, copy in model.half_copies.copies.values()] if is_fast(model) else []  # type: ignore[operator, union-attr]
+
+
+def refresh_copies(model: nn.Module) -> None:
+    """Let weights that are read otherwise than by a forward pass be those of now."""
+    if is_fast(model):
+        model.half_copies.refresh()  # type: ignore[operator, union-attr]
 
 
 def release_copies(model: nn.Module) -> None:

@@ -103,7 +103,7 @@ class Half(Plain):
         self.own = weight
 
     def add_gradient(self, grad: Factor, x: Factor) -> None:
-        if gemm() is not None:
+        if self.own.device.type == "cpu" and gemm() is not None:
             _add_gradient(self.own, [(grad[0], x[0])])
         else:
             gradient_of(self.own).add_(grad[0].t() @ x[0])
@@ -179,8 +179,9 @@ def split(x: Tensor) -> Factor:
 
 
 def pays(weight: Tensor) -> bool:
-    """Whether `Split` or `Wide` is quicker for a float32 weight: on a chip with tiles, from 512 x 512 on."""
-    return weight.dtype == torch.float32 and weight.numel() >= 2**18 and gemm() is not None
+    """Whether `Split` or `Wide` is quicker for a float32 weight: on a CPU with tiles, from 512 x 512 on."""
+    large = weight.dtype == torch.float32 and weight.numel() >= 2**18
+    return large and weight.device.type == "cpu" and gemm() is not None
 
 
 @functools.cache

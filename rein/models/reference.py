@@ -16,6 +16,7 @@ from torch import Tensor
 from rein.models.actor import Actor
 from rein.models.load import head_function
 from rein.models.lora import adapters_off, has_lora
+from rein.models.precision import half_copies
 from rein.types import TokenRow
 
 
@@ -30,7 +31,8 @@ class Reference:
         else:
             model = copy.deepcopy(actor.model).requires_grad_(False)
             self.actor, head = Actor(model, actor.tokenizer, actor.path), model.get_output_embeddings()
-            self.bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+            tensors = [*model.parameters(), *model.buffers(), *half_copies(model)]
+            self.bytes = sum(tensor.nbytes for tensor in tensors)
         self._head = head_function(actor.model, head)
 
     @torch.no_grad()

@@ -1,6 +1,7 @@
 """What the C library does with memory that tensors have given back, and how much the process has held."""
 
 import ctypes
+import gc
 import platform
 import resource
 
@@ -13,14 +14,23 @@ def keep_freed_memory() -> bool:
     """Let this process keep freed memory for its next tensors; whether the C library knows how (glibc does).
 
     By default glibc maps every large tensor anew and gives it back at once, and the kernel zeroes each of its
-    pages on first touch, in every layer of every micro-batch. The peak stays what it is; below it, memory
-    goes back to the system only when the process ends.
+    pages on first touch, in every layer of every micro-batch. Below the peak, memory is rarely given back,
+    and the peak can grow by the holes between tensors (benchmarks/shared_trunk.py).
     """
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
     settings = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: MOST, M_TOP_PAD: GROWTH}
     return all(mallopt(name, value) == 1 for name, value in settings.items())
+
+
+def free_models() -> None:
+    """Free the models that nothing uses any more.
+
+    A module and what stands in its forward's place refer to each other, and a large model has too few objects
+    for Python to look for such soon.
+    """
+    gc.collect()
 
 
 def peak_resident_gb() -> float:

@@ -26,6 +26,7 @@ from rein.functional.statistics import RESAMPLES, paired_bootstrap, pass_at_k, w
 from rein.models.actor import load_actor
 from rein.protocols import Reward
 from rein.rewards import build, uses_model
+from rein.runtime.memory import free_models
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
 from rein.stages.tokens import FACT, compared, encoder_of
@@ -69,9 +70,10 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     }
     rejects: dict[str, Reject] = {}
     beyond, marks = set[str](), dict[str, dict[str, str]]()
-    sides = {
-        name: _answers(recipe, console, name, path, rejects, beyond, marks) for name, path in models.items()
-    }
+    sides: dict[str, Side] = {}
+    for name, path in models.items():
+        sides[name] = _answers(recipe, console, name, path, rejects, beyond, marks)
+        free_models()
     if changed := [what for what, mark in marks["before"].items() if marks["after"][what] != mark]:
         console.say(
             f"warning: evaluate.before and evaluate.after differ in {' and '.join(changed)}, so they do not "
@@ -120,7 +122,7 @@ def _answers(
     beyond: set[str],
     marks: dict[str, dict[str, str]],
 ) -> Side:
-    """A greedy and pass_k sampled answers to every prompt; the model is gone when this returns.
+    """A greedy and pass_k sampled answers to every prompt; nothing uses the model when this returns.
 
     `rejects` and `beyond` are told which prompts were left out, `marks` what the ids are of.
     """

@@ -27,7 +27,7 @@ from rein.guards.presets import guards_of
 from rein.remedies import soften
 from rein.rewards import build, uses_model
 from rein.runtime.lock import held
-from rein.runtime.memory import keep_freed_memory
+from rein.runtime.memory import free_models, keep_freed_memory
 from rein.tracking.console import Console
 from rein.types import Softening
 
@@ -96,6 +96,7 @@ def _run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
     entry: Callable[[Recipe, Console], dict[str, Any]] = importlib.import_module(MODULES[stage]).run
     started = time.monotonic()
     facts = dict(entry(recipe, console))
+    free_models()
     seconds = time.monotonic() - started
     folder.mkdir(parents=True, exist_ok=True)
     manifest.write(

@@ -15,6 +15,7 @@ import torch
 from rein.config.load import write_json
 from rein.config.recipe import Recipe
 from rein.data.batches import row_batches
+from rein.errors import is_out_of_memory
 from rein.experience import temperatures
 from rein.model_files import read_json
 from rein.models.actor import Actor
@@ -51,12 +52,14 @@ def with_budget(
 
 def time_budgets(actor: Actor, rows: Sequence[Trajectory]) -> dict[int, float]:
     """Seconds per token of the actor's forward and backward pass, by budget; weights untouched."""
-    some, tokens = [], 0
+    some: list[Trajectory] = []
+    tokens = 0
     for row in rows:
-        some.append(row)
-        tokens += len(row.prompt_ids) + len(row.response_ids)
-        if tokens >= max(BUDGETS):
+        more = len(row.prompt_ids) + len(row.response_ids)
+        if some and tokens + more > max(BUDGETS):
             break
+        some.append(row)
+        tokens += more
     found: dict[int, float] = {}
     _pass(actor, some[:1], max(BUDGETS))  # what is made once is not timed
     begin = time.perf_counter()
@@ -64,7 +67,12 @@ def time_budgets(actor: Actor, rows: Sequence[Trajectory]) -> dict[int, float]:
         if found and time.perf_counter() - begin > ENOUGH:
             break
         start = time.perf_counter()
-        _pass(actor, some, budget)
+        try:
+            _pass(actor, some, budget)
+        except Exception as error:
+            if not found or not is_out_of_memory(error):
+                raise
+            break  # a larger one needs more still
         found[budget] = (time.perf_counter() - start) / tokens
     actor.model.zero_grad(set_to_none=True)
     return found

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import numpy as np
 
@@ -22,24 +24,37 @@ from rein.experience import in_micro_batches
 from rein.models.actor import Actor, load_actor
 from rein.models.identity import model_key
 from rein.protocols import Tokenizer
+from rein.runtime.clock import Clock
+from rein.runtime.memory import free_models
 from rein.tracking.console import Console
 from rein.types import Floats, Trajectory
 
 REFERENCE, BEHAVIOR = "ref_log_probs", "behavior_log_probs"
+PHASES = {REFERENCE: "ref", BEHAVIOR: "behavior"}  # the clock's, of the passes themselves
 Counts = dict[str, dict[str, int]]  # kind of numbers -> rows from the cache (hits) and computed (misses)
 
 
 def references(
-    recipe: Recipe, console: Console, actor: Actor, rows: list[Trajectory], counts: Counts
+    recipe: Recipe,
+    console: Console,
+    actor: Actor,
+    rows: list[Trajectory],
+    counts: Counts,
+    clock: Clock,
 ) -> dict[str, Floats] | None:
     """Reference log-probs of every row; the actor still is the reference: just loaded, nothing restored."""
     if "reference" not in needs(recipe):
         return None
-    return _said(recipe, console, actor, rows, REFERENCE, counts)
+    return _said(recipe, console, actor, rows, REFERENCE, counts, clock)
 
 
 def recomputed(
-    recipe: Recipe, console: Console, tokenizer: Tokenizer, rows: list[Trajectory], counts: Counts
+    recipe: Recipe,
+    console: Console,
+    tokenizer: Tokenizer,
+    rows: list[Trajectory],
+    counts: Counts,
+    clock: Clock,
 ) -> list[Trajectory]:
     """The rows with what data.behavior_model gives their responses, where data.behavior is `recomputed`.
 
@@ -61,7 +76,9 @@ def recomputed(
         raise ConfigError(
             f"{where}: {path} has other tokens than the model; give the model that wrote the rows"
         )
-    found = _said(recipe, console, behavior, rows, BEHAVIOR, counts)
+    found = _said(recipe, console, behavior, rows, BEHAVIOR, counts, clock)
+    del behavior
+    free_models()
     cut = sum(row.top_p < 1 for row in rows)
     if cut:
         console.say(
@@ -81,7 +98,13 @@ def _with_behavior(row: Trajectory, log_probs: Floats) -> Trajectory:
 
 
 def _said(
-    recipe: Recipe, console: Console, model: Actor, rows: Sequence[Trajectory], kind: str, counts: Counts
+    recipe: Recipe,
+    console: Console,
+    model: Actor,
+    rows: Sequence[Trajectory],
+    kind: str,
+    counts: Counts,
+    clock: Clock,
 ) -> dict[str, Floats]:
     what = {REFERENCE: "reference log-probs", BEHAVIOR: "behavior log-probs"}[kind]
     key = model_key(
@@ -97,11 +120,9 @@ def _said(
         console.say(note)
     budget = recipe.actor.token_budget
     missing = len({row.key for row in rows if row.key not in cache})
-    if missing:
-        with console.progress(missing, what) as advance:
-            found = reference_log_probs(rows, model, cache, budget, advance)
-    else:
-        found = reference_log_probs(rows, model, cache, budget, lambda _: None)
+    computing = partial(clock, PHASES[kind])
+    with console.progress(missing, what) if missing else nullcontext(lambda _: None) as advance:
+        found = reference_log_probs(rows, model, cache, budget, advance, computing)
     counts[kind] = cache.counts
     console.say(
         f"{what}: {cache.hits} rows from the cache, {cache.misses} computed ({paths.cache_dir(recipe)})"
@@ -115,6 +136,7 @@ def reference_log_probs(
     cache: ScoreCache,
     budget: int,
     advance: Callable[[int], None],
+    computing: Callable[[], AbstractContextManager[None]] = nullcontext,  # entered for each pass
 ) -> dict[str, Floats]:
     """What a frozen model gives each response, by row key: from the cache, else by a forward pass, which the
     cache keeps.
@@ -130,12 +152,13 @@ def reference_log_probs(
     todo = list(missing.values())
     for begin in range(0, len(todo), 256):
         some = todo[begin : begin + 256]
-        log_probs = in_micro_batches(
-            some,
-            budget,
-            lambda part, temp: reference.log_probs(part, temp)[0],
-            share=reference.shares_prompts,
-        )
+        with computing():
+            log_probs = in_micro_batches(
+                some,
+                budget,
+                lambda part, temp: reference.log_probs(part, temp)[0],
+                share=reference.shares_prompts,
+            )
         fresh = {row.key: log_probs[i, : len(row.response_ids)].float().numpy() for i, row in enumerate(some)}
         cache.add(fresh)
         found.update(fresh)

@@ -5,6 +5,7 @@ Part of stages/train.py.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from rein.experience import ExperienceMaker
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import Critic, critic_on, load_critic
 from rein.models.load import weights_hash
+from rein.models.precision import refresh_copies
 from rein.models.reference import Reference
 from rein.probe import PROBE_ROWS, Probe
 from rein.rewards import build, uses_model
@@ -65,19 +67,20 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     wanted = needs(recipe)
     counts: Counts = {}
     kept = None if rehearsal else folder
-    complete = clock("behavior")(lambda rows: recomputed(recipe, console, actor.tokenizer, rows, counts))
     with clock("data"):
-        rows = load_rows(recipe, console, encoder, kept, complete)
+        rows = load_rows(
+            recipe, console, encoder, kept,
+            lambda some: recomputed(recipe, console, actor.tokenizer, some, counts, clock),
+        )  # fmt: skip
         rows.demonstrations = load_mixing(recipe, console, encoder, rows.held_out, kept)
     rows.marks = marks
     with clock("budget"):
         recipe = with_budget(recipe, console, actor, rows.train, kept)
-    critic = None
-    if "critic" in wanted:
-        critic = _critic(recipe, console, actor)
+    critic = _critic(recipe, console, actor) if "critic" in wanted else None
     corrected = corrects(recipe, console, rows.train)
-    with clock("ref"):
-        said = references(recipe, console, actor, rows.train[:16] if rehearsal else rows.train, counts)
+    referred = rows.train[:16] if rehearsal else rows.train
+    with clock("data"):
+        said = references(recipe, console, actor, referred, counts, clock)
     maker = ExperienceMaker(
         recipe,
         actor,
@@ -203,6 +206,7 @@ def _validator(
         actor.stop_ids,
         batch_size=recipe.rollout.batch_size,
         stop_texts=recipe.rollout.stop,
+        before=partial(refresh_copies, actor.model),
     )
     room = recipe.rollout.max_new_tokens or recipe.data.max_response_length
     judges = [build(specs, scorer=scorer) for specs in ([truth] if proxy == truth else [truth, proxy])]

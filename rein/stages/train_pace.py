@@ -73,7 +73,7 @@ class Pace:
             "perf/time_per_step": seconds,
             "perf/throughput": tokens / seconds,
             "perf/cpu_seconds_per_token": cpu / tokens,
-            "perf/cpu_memory_used_gb": peak_resident_gb(),
+            "perf/peak_resident_gb": peak_resident_gb(),
             **{f"perf/mfu/{role}": share for role, share in self._mfu(lap).items()},
         }
 

@@ -10,7 +10,7 @@ from torch.nn.functional import linear, silu
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rein.models.block_steps import gated, rms_norm
-from rein.models.forwards import sum_in_place, use_fused
+from rein.models.forwards import sum_in_place, use_own_forwards
 from rein.models.products import Plain
 
 
@@ -114,13 +114,13 @@ class OnePlusRMSNorm(nn.Module):
 
 
 def test_a_norm_of_another_formula_is_left_alone() -> None:
-    assert use_fused(nn.Sequential(OnePlusRMSNorm())) == 0
+    assert use_own_forwards(nn.Sequential(OnePlusRMSNorm())) == 0
 
 
 def test_a_model_gives_the_same_loss_and_gradients_with_it() -> None:
     plain = small()
     model = copy.deepcopy(plain)
-    assert use_fused(model) == 2 + 5 + 2  # gated layers, norms, attention
+    assert use_own_forwards(model) == 2 + 5 + 2  # gated layers, norms, attention
     ids = torch.randint(0, 17, (3, 6), generator=torch.Generator().manual_seed(1))
     for one in (plain, model):
         one(input_ids=ids, labels=ids).loss.backward()
@@ -130,12 +130,22 @@ def test_a_model_gives_the_same_loss_and_gradients_with_it() -> None:
 
 @pytest.mark.parametrize(("act", "bias"), [("gelu", False), ("silu", True)])
 def test_another_function_or_a_bias_is_left_alone(act: str, bias: bool) -> None:
-    assert use_fused(small(act, bias=bias)) == 5 + 2  # norms and attention alone
+    assert use_own_forwards(small(act, bias=bias)) == 5 + 2  # norms and attention alone
+
+
+def test_of_zeros_nothing_can_be_told() -> None:
+    """A gelu and a silu are the same before a projection of zeros, and will not be once it has learned."""
+    model = small("gelu", bias=False)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.zero_()
+            layer.self_attn.o_proj.weight.zero_()
+    assert use_own_forwards(model) == 5  # norms
 
 
 def test_frozen_weights_get_no_gradient_and_a_copy_reads_its_own() -> None:
     model = small()
-    use_fused(model)
+    use_own_forwards(model)
     frozen = copy.deepcopy(model).requires_grad_(False)
     ids = torch.tensor([[1, 2, 3]])
     before = frozen(input_ids=ids).logits
@@ -149,7 +159,7 @@ def test_frozen_weights_get_no_gradient_and_a_copy_reads_its_own() -> None:
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 def test_adapters_on_a_projection_are_read() -> None:
     model = small()
-    use_fused(model)
+    use_own_forwards(model)
     ids = torch.tensor([[1, 2, 3]])
     before = model(input_ids=ids).logits
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["up_proj"], init_lora_weights=False))

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from rein.functional.log_probs import log_probs_of
+from rein.models import head as head_module
 from rein.models.forwards import sum_in_place
 from rein.models.head import head_log_probs
 from rein.models.products import Split, Wide, gemm
@@ -86,6 +87,31 @@ def test_a_sure_head_keeps_the_gradient_of_what_is_missing_to_1(how: str) -> Non
     head_log_probs(hidden, head, torch.tensor([0]), entries=2, precision="highest").sum().backward()
     assert hidden.grad is not None
     torch.testing.assert_close(hidden.grad[0, 0].item(), 3.3535e-4, rtol=5e-3, atol=0)
+
+
+def test_a_sure_token_keeps_what_is_missing_to_1_where_logits_are_large() -> None:
+    """With logits 30 and 16, log p is -8.315e-7, below what float32 can hold beside 30."""
+    head = nn.Linear(2, 2, bias=False)
+    nn.init.eye_(head.weight)
+    hidden = torch.tensor([[30.0, 16.0]], requires_grad=True)
+    found = head_log_probs(hidden, head, torch.tensor([0]), entries=2, precision="highest")
+    found.sum().backward()
+    assert hidden.grad is not None
+    torch.testing.assert_close(found.item(), -8.315e-7, rtol=0.01, atol=0)
+    torch.testing.assert_close(hidden.grad[0].tolist(), [8.315e-7, -8.315e-7], rtol=0.01, atol=0)
+
+
+def test_what_needs_no_gradient_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+    apply = head_module._LogProbs.apply
+    monkeypatch.setattr(
+        head_module._LogProbs, "apply", lambda *given: (kept.append(given[5]), apply(*given))[1]
+    )
+    hidden, head, ids = drawn()
+    head_log_probs(hidden, head, ids, entries=100 * V, precision="highest")
+    with torch.no_grad():
+        head_log_probs(hidden, head, ids, entries=100 * V, precision="highest")
+    assert kept == [400 * V, 0]
 
 
 def test_a_gradient_is_made_only_for_what_wants_one() -> None:

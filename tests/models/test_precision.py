@@ -14,7 +14,14 @@ from rein.config.recipe import Optim
 from rein.engines.hf import HfEngine
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import load_critic
-from rein.models.precision import FLOAT32_ERROR, is_fast, medium_is_float32, own_weights, release_copies
+from rein.models.precision import (
+    FLOAT32_ERROR,
+    is_fast,
+    medium_is_float32,
+    own_weights,
+    refresh_copies,
+    release_copies,
+)
 from rein.models.reference import Reference
 from rein.models.reward_model import load_reward_model
 from rein.runtime.optimizer import Optimizer
@@ -111,7 +118,7 @@ def test_an_engine_reads_the_weights_of_now(fast: Actor) -> None:
         optimizer.apply(optimizer.grad_norm())
         answers = []
         for _ in range(2):
-            engine = HfEngine(fast.model, fast.tokenizer, [])
+            engine = HfEngine(fast.model, fast.tokenizer, [], before=lambda: refresh_copies(fast.model))
             (found,) = engine.generate([prompt], n=1, temperature=0.0, top_p=1.0, max_new_tokens=8, seed=0)
             answers.append(found[0].log_probs)
             said(fast)

@@ -1,10 +1,14 @@
-"""Freed memory is kept: the second pass over large tensors touches no new page."""
+"""Freed memory is kept: the second pass over large tensors touches no new page. Unused models are freed."""
 
 import platform
 import subprocess
 import sys
+import weakref
 
 import pytest
+
+from rein.models.actor import load_actor
+from rein.runtime.memory import free_models
 
 COUNTS = """
 import resource
@@ -33,3 +37,12 @@ def test_kept_memory_is_not_faulted_in_again() -> None:
     assert kept == "True"
     assert int(first) > 10_000  # 20 rounds of two tensors of 16 MB, 4 kB a page
     assert int(then) < 100
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_a_model_that_nothing_uses_is_freed(tiny_lm: str, precision: str) -> None:
+    actor = load_actor(tiny_lm, precision=precision)
+    weights = [weakref.ref(parameter) for parameter in actor.model.parameters()]
+    del actor
+    free_models()
+    assert not any(weight() is not None for weight in weights)

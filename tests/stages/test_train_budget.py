@@ -1,6 +1,7 @@
 """The token budget `auto` is chosen once from timings and kept; nothing else of a run hangs on it."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,11 @@ from rows_made import random_trajectories
 from training_made import recipe
 
 from rein.config.load import load
-from rein.models.actor import load_actor
+from rein.models.actor import Actor, load_actor
 from rein.stages import train_budget
 from rein.stages.train_budget import FILE, quickest, time_budgets, with_budget
 from rein.tracking.console import Console
+from rein.types import Trajectory
 
 AUTO = {"ppo_max_token_len_per_gpu": "auto"}
 
@@ -48,3 +50,33 @@ def test_what_was_chosen_is_kept_and_read_again(tiny_lm: str, tmp_path: Path) ->
 def test_timing_ends_in_time(tiny_lm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_budget, "ENOUGH", 0.0)
     assert list(time_budgets(load_actor(tiny_lm), random_trajectories(3))) == [512]
+
+
+def test_a_budget_that_memory_cannot_hold_ends_the_timing(
+    tiny_lm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor, whole = load_actor(tiny_lm), train_budget._pass
+
+    def within(actor: Actor, rows: Sequence[Trajectory], budget: int) -> None:
+        if budget == 2048 or short:
+            raise MemoryError
+        whole(actor, rows, budget)
+
+    monkeypatch.setattr(train_budget, "_pass", within)
+    short = False
+    assert list(time_budgets(actor, random_trajectories(3))) == [512, 1024]
+    assert all(parameter.grad is None for parameter in actor.model.parameters())
+    short = True
+    with pytest.raises(MemoryError):
+        time_budgets(actor, random_trajectories(3))
+
+
+def test_the_largest_budget_is_timed_with_as_many_tokens(
+    tiny_lm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(train_budget, "_pass", lambda _, rows, budget: seen.append(len(rows)))
+    row = random_trajectories(1)[0]
+    fits = max(train_budget.BUDGETS) // (len(row.prompt_ids) + len(row.response_ids))
+    time_budgets(load_actor(tiny_lm), [row] * (fits + 5))
+    assert seen == [1, *[fits] * len(train_budget.BUDGETS)]

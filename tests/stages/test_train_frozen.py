@@ -20,6 +20,7 @@ from rein.data.schemas import TRAJECTORIES, trajectory_row
 from rein.errors import ConfigError, DataError
 from rein.models.actor import load_actor
 from rein.models.tiny import make_tiny
+from rein.runtime.clock import Clock
 from rein.stages import pipeline, train
 from rein.stages.train_frozen import recomputed
 from rein.tracking.console import Console
@@ -143,7 +144,7 @@ def test_recomputed_behavior_is_what_that_model_gives_at_the_rows_temperature(
 ) -> None:
     rows = random_trajectories(N, temperatures=(1.0, 0.6))  # what they have stored is not used
     recipe, found = of(rows, tiny, tmp_path / "run", *words_for(other_tiny)), dict[str, Any]()
-    done = recomputed(recipe, QUIET, load_actor(str(tiny)).tokenizer, rows, found)
+    done = recomputed(recipe, QUIET, load_actor(str(tiny)).tokenizer, rows, found, Clock())
     model = load_actor(str(other_tiny)).model
     for row, old in zip(done, rows, strict=True):
         assert row.behavior_log_probs is not None

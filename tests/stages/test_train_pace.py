@@ -25,7 +25,7 @@ OF_VERL = {
     *("timing_s/testing", "timing_s/reward", "timing_s/save_checkpoint", "timing_s/step"),
     *(f"timing_per_token_ms/{name}" for name in ("update_actor", "update_critic", "values", "adv")),
     *("perf/total_num_tokens", "perf/time_per_step", "perf/throughput", "perf/mfu/actor", "perf/mfu/critic"),
-    "perf/cpu_memory_used_gb",
+    "perf/peak_resident_gb",
 }
 
 
@@ -88,7 +88,7 @@ def test_tokens_are_the_batch_s_each_once(run: Recipe) -> None:
         assert 0 < line["perf/cpu_seconds_per_token"] * tokens < 2 * line["timing_s/step"]
         assert 0 < line["perf/mfu/actor"] < 1
         assert 0 < line["perf/mfu/critic"] < 1
-        assert 0.05 < line["perf/cpu_memory_used_gb"] < 100
+        assert 0.05 < line["perf/peak_resident_gb"] < 100
 
 
 def test_all_lines_together_are_the_whole_stage(run: Recipe) -> None:
