@@ -11,7 +11,7 @@ PRINTED = re.findall(r"<!-- (\w+) -->\n(.*?)<!-- /\1 -->", README, re.DOTALL)
 
 
 def test_the_readme_prints_results() -> None:
-    assert {name for name, _ in PRINTED} == {"demo_controls", "stability"}
+    assert {name for name, _ in PRINTED} == {"demo_controls", "stability", "update"}
 
 
 @pytest.mark.parametrize(("name", "text"), PRINTED, ids=[name for name, _ in PRINTED])
