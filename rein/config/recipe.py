@@ -65,7 +65,7 @@ class Model(Section):
     use_torch_compile: bool = False  # of what blocks do between matrix products; needs a C++ compiler
     logits_chunk: Positive = (
         2**24
-    )  # entries of [positions, vocabulary] held at once; 4 times as many for gradients
+    )  # logits (positions x vocabulary) held at once; 4 times as many for gradients
     trust_remote_code: bool = False
 
 

@@ -37,8 +37,7 @@ class HfEngine:
         batch_size: int = 128,  # answers decoded together
         stop_texts: Sequence[str] = (),
         fused: bool = True,  # False: always through transformers
-        before: Callable[[], None]
-        | None = None,  # called first each time: the model's weights may have moved
+        before: Callable[[], None] | None = None,  # called first: weights may have moved
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
