@@ -63,9 +63,7 @@ class Model(Section):
     # What the trained models compute in: their dtype, or bfloat16 with float32 weights, heads and sums.
     precision: Literal["exact", "fast"] = "exact"
     use_torch_compile: bool = False  # of what blocks do between matrix products; needs a C++ compiler
-    logits_chunk: Positive = (
-        2**24
-    )  # logits (positions x vocabulary) held at once; 4 times as many for gradients
+    logits_chunk: Positive = 2**24  # logits (positions x vocabulary) held at once
     trust_remote_code: bool = False
 
 
