@@ -113,7 +113,7 @@ def rein_runs(args: argparse.Namespace, precision: str, folder: Path) -> list[Ro
         words = {
             "out": out, "cache": folder / "cache", "model.path": args.model, "model.precision": precision,
             "data.train_files": folder / "trajectories.parquet", "data.train_batch_size": args.rows,
-            "actor.ppo_mini_batch_size": min(MINI, args.rows),
+            "actor.ppo_mini_batch_size": min(MINI, args.rows), "trainer.total_epochs": args.epochs,
         }  # fmt: skip
         command = [sys.executable, "-m", "rein", "train", str(RECIPE)]
         row, _ = measured([*command, *(f"{key}={value}" for key, value in words.items())], folder)
@@ -128,7 +128,7 @@ def rein_runs(args: argparse.Namespace, precision: str, folder: Path) -> list[Ro
 def peer_run(args: argparse.Namespace, peer: str, folder: Path) -> Row:
     name, _, command = peer.partition("=")
     more = ["--batch", str(args.batch), "--model", args.model, "--limit", str(args.rows), "--threads", "1"]
-    more += ["--loop", str(folder / "trained"), "--mini", str(MINI)]
+    more += ["--loop", str(folder / "trained"), "--mini", str(MINI)]  # one epoch
     row, said = measured([*shlex.split(command), *more], folder)
     line = json.loads(said.strip().splitlines()[-1])
     return row | {"name": name, "phases": line["phases_seconds"], "said": line}
@@ -197,9 +197,9 @@ def reference_of(rows: dict[str, Row], precision: str) -> str:
 def text_of(args: argparse.Namespace, rows: dict[str, Row]) -> str:
     head = ["way", "CPU s", "wall s", "peak MB", *PHASES, "the rest"]
     text = [
-        f"{args.rows} trajectories, mini-batches of {min(MINI, args.rows)}, one epoch, one thread. CPU, wall "
-        "and memory are of the whole process; the phases are wall seconds, and the rest is imports, models, "
-        "files and what else a run does.",
+        f"{args.rows} trajectories, mini-batches of {min(MINI, args.rows)}, epochs: {args.epochs}, one "
+        "thread. CPU, wall and memory are of the whole process; the phases are wall seconds, and the rest is "
+        "imports, models, files and what else a run does.",
         table(head, [cells(row) for row in rows.values()]),
     ]
     text += [reference_of(rows, precision) for precision in args.precision]
@@ -218,11 +218,20 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0, help="the first so many trajectories")
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=1, help="of Rein; peers make one")
     parser.add_argument("--peer", action="append", default=[], help="name=command")
     parser.add_argument("--name", default="end_to_end", help="of the files in results/")
     args = parser.parse_args()
+    if args.peer and args.epochs != 1:
+        parser.error("--epochs: the peers' scripts make one epoch")
     rows = {name: middle(some) for name, some in rounds_of(args).items()}
-    settings = {"rows": args.rows, "mini": MINI, "rounds": args.rounds, "peers": args.peer}
+    settings = {
+        "rows": args.rows,
+        "mini": MINI,
+        "epochs": args.epochs,
+        "rounds": args.rounds,
+        "peers": args.peer,
+    }
     text = text_of(args, rows)
     write(args.name, settings, list(rows.values()), text)
     print(text)

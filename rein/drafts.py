@@ -4,6 +4,7 @@ What a killed process left beside a target goes when that target is written next
 """
 
 import glob
+import os
 import shutil
 import uuid
 from contextlib import suppress
@@ -24,6 +25,26 @@ def replace_folder(draft: Path, target: Path) -> None:
         target.rename(f"{_beside(target)}{OLD}")
     draft.rename(target)
     _sweep(target)
+
+
+def twin_folder(folder: Path, target: Path) -> None:
+    """Put the same files in place of `target`, whole or not at all: on one disk they take no room twice.
+
+    For folders whose files are replaced, never written into.
+    """
+    draft = draft_of(target)
+    try:
+        shutil.copytree(folder, draft, copy_function=_link)
+        replace_folder(draft, target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copy2(source, target)
 
 
 def _beside(target: Path) -> Path:

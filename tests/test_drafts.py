@@ -1,10 +1,11 @@
 """Nothing that a killed process left stays beside a target, and nothing else there is touched."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from rein.drafts import draft_of, replace_folder
+from rein.drafts import draft_of, replace_folder, twin_folder
 
 
 def folder(path: Path, said: str = "") -> Path:
@@ -52,3 +53,23 @@ def test_a_folder_takes_the_place_of_another_whole_and_what_was_left_goes(tmp_pa
     replace_folder(folder(tmp_path / ".best.00c0ffee", "new"), target)
     assert names(tmp_path) == {"best"}
     assert (target / "file").read_text() == "new"
+
+
+def test_a_twin_takes_no_room_and_stays_when_the_other_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, best = folder(tmp_path / "last", "new"), folder(tmp_path / "best", "old")
+    twin_folder(last, best)
+    assert (best / "file").samefile(last / "file")
+    replace_folder(folder(tmp_path / "draft", "newer"), last)
+    assert (best / "file").read_text() == "new"
+    assert names(tmp_path) == {"best", "last"}
+
+    monkeypatch.setattr(os, "link", unlinked)
+    twin_folder(last, best)  # where the file system has no links
+    assert (best / "file").read_text() == "newer"
+    assert not (best / "file").samefile(last / "file")
+
+
+def unlinked(source: str, target: str) -> None:
+    raise OSError(f"{source}, {target}: not supported")

@@ -5,9 +5,11 @@ Part of stages/train.py.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rein.errors import GuardStop
+from rein.drafts import twin_folder
+from rein.errors import CheckpointError, GuardStop
 from rein.stages import train_pace
 from rein.stages.tokens import FACT
 
@@ -33,7 +35,7 @@ def end(job: Job) -> dict[str, Any]:
             job.critic.save(job.folder / "critic")
         job.actor.save(job.folder / "last")
         if not job.best:
-            job.actor.save(job.folder / "best")
+            _same(job.folder / "last", job.folder / "best")
     job.log_times()
     speed = job.pace.summary()
     train_pace.say(speed, job.console)
@@ -52,3 +54,12 @@ def end(job: Job) -> dict[str, Any]:
         "train_seconds": speed["seconds"],
         "speed": speed,
     }
+
+
+def _same(last: Path, best: Path) -> None:
+    try:
+        twin_folder(last, best)
+    except OSError as error:
+        raise CheckpointError(
+            f"{best}: cannot be saved ({error}); free space or choose another out="
+        ) from error
