@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rein import __version__
 from rein.errors import ConfigError, Interrupted, ReinError, is_out_of_memory
+from rein.runtime import torchrun
 
 if TYPE_CHECKING:
     from rein.config.recipe import Recipe
@@ -61,7 +62,7 @@ EXAMPLES = {
 EPILOG = """\
 RECIPE is a YAML file or the name of a packaged one (demo); key=value overrides it, and alone makes a recipe.
 exit codes: 0 done, 2 usage or recipe, 3 data, 4 stopped or paused by a guard, 5 gate failed,
-6 snapshot or disk, 7 engine, 8 your function raised, 9 out of memory, 130/143 interrupted (state saved)
+6 snapshot or disk, 7 engine or rank, 8 your function raised, 9 out of memory, 130/143 interrupted (saved)
 """
 ACTIONS = ("ls", "prune")  # of cache
 OPTIONS: dict[str, dict[str, tuple[str, str]]] = {  # of a verb, with a value: what it takes, what it does
@@ -117,6 +118,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if torchrun.follows():
+        from rein.runtime.launch import follow
+
+        return follow()
     former = signal.signal(signal.SIGTERM, _terminate)
     try:
         if not words:
@@ -125,6 +130,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Options may stand anywhere: argparse wants them before a list of words.
         rest = sorted(_with_values(words[1:]), key=lambda w: not w.startswith("-"))
         _dispatch(_parser().parse_args([*words[:1], *rest]))
+        if torchrun.started() > 1:
+            from rein.runtime.launch import dismiss
+
+            dismiss()
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()

@@ -52,6 +52,10 @@ class EngineError(ReinError, RuntimeError):
     exit_code = 7
 
 
+class RankLost(EngineError):
+    """A process of a run on several ranks ended."""
+
+
 class UserCodeError(ReinError, RuntimeError):
     """The user's own function raised."""
 

@@ -31,8 +31,8 @@ PACKAGES = ("torch", "transformers", "numpy", "pyarrow")
 WHOLE_UP_TO = 64 * 2**20  # bytes; of larger files size, time and a sample are hashed
 SAMPLES, SAMPLE_BYTES = 64, 2**14
 
-# The sections and keys of a recipe that change what a stage writes. `seed` and `runtime` count everywhere;
-# `out`, `threads`, `resume` and `cache` nowhere.
+# The sections and keys of a recipe that change what a stage writes. `seed` counts everywhere; `out`,
+# `threads`, `resume`, `cache` and where it is run (`runtime`, `nproc`, `nnodes`, `fsdp`) nowhere.
 _ROWS = ("model", "data")
 _ANSWERS = (
     "rollout.max_new_tokens",
@@ -53,7 +53,7 @@ READS: Mapping[str, tuple[str, ...]] = {
     "evaluate": (*_ROWS, *_ANSWERS, "evaluate"),
     "export": ("model", "export"),
 }
-_NO_EFFECT = {"trainer": ("logger", "save_freq")}
+_NO_EFFECT = {"trainer": ("logger", "save_freq", "profile")}
 _ONLY_TRAIN = {
     "data": ("train_batch_size", "val_files", "leave_out", "behavior", "behavior_model"),
     "sft": ("share", "coef"),
@@ -201,7 +201,8 @@ def settings_read(recipe: Recipe, stage: str) -> dict[str, Any]:
         place[name] = len(place[name]) if isinstance(place[name], list) else bool(place[name])
     for section, keys in (_NO_EFFECT if stage == "train" else _ONLY_TRAIN).items():
         settings[section] = {key: value for key, value in settings[section].items() if key not in keys}
-    return {key: _at(settings, key) for key in (*READS.get(stage, ()), "seed", "runtime")}
+    found = {key: _at(settings, key) for key in (*READS.get(stage, ()), "seed")}
+    return found | {"runtime": "single"}  # as it was when it counted
 
 
 def _fingerprint(recipe: Recipe, stage: str, hashes: Mapping[str, str]) -> str:

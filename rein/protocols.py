@@ -142,3 +142,7 @@ class Mesh(Protocol):
     def sum(self, values: Sequence[float]) -> list[float]:
         """Elementwise sum over ranks."""
         ...
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """The same of a tensor, in place."""
+        ...

@@ -1,7 +1,8 @@
 """Run state on disk: saved whole or not at all, verified on load, older ones kept until the new one is whole.
 
-A snapshot is a folder `step-<number>` holding tensors.safetensors and state.json; state.json carries the kind
-of run, the sha256 of the tensors and its own. No pickle is ever read. Knows nothing of what the state means.
+A snapshot is a folder `step-<number>` holding state.json and safetensors files, one or one for each rank;
+state.json carries the kind of run, the sha256 of every file and its own. A tensor that was cut over ranks has
+rows in several files, in their order. No pickle is ever read. Knows nothing of what the state means.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rein.errors import CheckpointError
+from rein.sharded import is_cut, own_part
 
-VERSION = 4
+VERSION = 5
 OURS = re.compile(r"(step|\.old)-(0|[1-9][0-9]*)")
 
 
@@ -33,13 +36,42 @@ class RunState:
 
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
+    folder: Path | None = None  # that it was read from
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A file of a snapshot, and the whole shapes of the tensors of which it holds a part."""
+
+    file: str
+    sha256: str
+    cut: dict[str, list[int]]
+
+
+Write = Callable[[Path, Mapping[str, Tensor]], list[Shard]]  # into a draft folder; all its files in order
+
+
+def write_shard(folder: Path, file: str, tensors: Mapping[str, Tensor]) -> Shard:
+    """Write one file of a snapshot: of tensors that are cut over ranks, this rank's rows."""
+    own = {name: own_part(tensor).detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(_unshared(own), folder / file)
+    _fsync(folder / file)
+    cut = {name: list(tensor.shape) for name, tensor in tensors.items() if is_cut(tensor)}
+    return Shard(file, _sha256(folder / file), cut)
+
+
+def write_alone(folder: Path, tensors: Mapping[str, Tensor]) -> list[Shard]:
+    """All tensors in one file."""
+    return [write_shard(folder, "tensors.safetensors", tensors)]
 
 
 class Snapshots:
     """The ring of snapshots of one kind of run in one folder; the `keep` newest stay."""
 
-    def __init__(self, folder: Path, *, kind: str = "train", keep: int = 2) -> None:
-        self.folder, self.kind, self.keep = folder, kind, keep
+    def __init__(
+        self, folder: Path, *, kind: str = "train", keep: int = 2, write: Write = write_alone
+    ) -> None:
+        self.folder, self.kind, self.keep, self.write = folder, kind, keep, write
 
     def save(self, number: int, state: RunState, *, protect: Collection[int] = ()) -> Path:
         """Write beside, fsync, rename; then rotate: the `keep` newest, this one and the protected ones stay.
@@ -50,7 +82,7 @@ class Snapshots:
         draft = self.folder / f".draft-{uuid.uuid4().hex[:8]}"
         try:
             draft.mkdir(parents=True)
-            _write(draft, self.kind, number, state)
+            _describe(draft, self.kind, number, state.meta, self.write(draft, state.tensors))
             if target.exists():  # read as step-<number> until the new one stands
                 shutil.rmtree(aside := self.folder / f".old-{number}", ignore_errors=True)
                 target.rename(aside)
@@ -121,31 +153,33 @@ class Snapshots:
         return dict(sorted(found.items(), reverse=True))
 
 
-def load(folder: Path, *, kind: str = "train", number: int | None = None) -> RunState:
-    """Read and verify one snapshot, wherever it lies; of any number where none is given.
+def load(folder: Path, *, kind: str | None = "train", number: int | None = None) -> RunState:
+    """Read and verify one snapshot, wherever it lies; of any kind or number where none is given.
 
     Raises CheckpointError that names what is missing, damaged or of another kind; the caller says what to do
     instead.
     """
-    state_file, tensor_file = folder / "state.json", folder / "tensors.safetensors"
+    state_file = folder / "state.json"
     try:
         body = json.loads(state_file.read_text(encoding="utf-8"))
         if not isinstance(body, dict) or "version" not in body:
             raise CheckpointError(f"{state_file}: is no state of Rein's")
-        if body["version"] != VERSION:
+        if body["version"] not in (4, VERSION):
             raise CheckpointError(
                 f"{state_file}: version {body['version']!r} is not {VERSION} (another release wrote it)"
             )
         claimed = body.pop("sha256")
         if claimed != _body_hash(body):
             raise CheckpointError(f"{state_file}: damaged (checksum differs)")
-        if body["kind"] != kind:
+        if kind not in (None, body["kind"]):
             raise CheckpointError(f"{state_file}: is of {body['kind']}, not of {kind}")
         if number not in (None, body["number"]):
             raise CheckpointError(f"{state_file}: is step {body['number']}, not {number}; rename the folder")
-        if body["tensors_sha256"] != _sha256(tensor_file):
-            raise CheckpointError(f"{tensor_file}: damaged (checksum differs)")
-        return RunState(load_file(tensor_file), body["meta"])
+        if body["version"] == 4:
+            body |= {"files": {"tensors.safetensors": body["tensors_sha256"]}, "cut": {}}
+        return RunState(_assembled(folder, body["files"], body["cut"]), body["meta"], folder)
+    except CheckpointError:
+        raise
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{state_file}: is no state of Rein's ({error!r})") from error
     except OSError as error:
@@ -153,22 +187,37 @@ def load(folder: Path, *, kind: str = "train", number: int | None = None) -> Run
         raise CheckpointError(f"{folder}: not a whole snapshot ({where})") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{state_file}: damaged ({error!r})") from error
-    except SafetensorError as error:
-        raise CheckpointError(f"{tensor_file}: damaged ({error!r})") from error
+    except (SafetensorError, RuntimeError) as error:  # the latter of parts that do not fit together
+        raise CheckpointError(f"{folder}: damaged ({error!r})") from error
 
 
-def _write(draft: Path, kind: str, number: int, state: RunState) -> None:
-    """Both files of a snapshot, on the disk for good."""
-    tensors = {name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}
-    save_file(_unshared(tensors), draft / "tensors.safetensors")
-    meta = json.loads(json.dumps(state.meta))
-    body: dict[str, Any] = {"version": VERSION, "kind": kind, "number": number, "meta": meta}
-    body["tensors_sha256"] = _sha256(draft / "tensors.safetensors")
+def _describe(draft: Path, kind: str, number: int, meta: dict[str, Any], shards: list[Shard]) -> None:
+    """state.json; then the folder is on the disk for good."""
+    body: dict[str, Any] = {"version": VERSION, "kind": kind, "number": number}
+    body["meta"] = json.loads(json.dumps(meta))
+    body["files"] = {shard.file: shard.sha256 for shard in shards}
+    body["cut"] = {name: shape for shard in shards for name, shape in shard.cut.items()}
     body["sha256"] = _body_hash(body)
     (draft / "state.json").write_text(json.dumps(body), encoding="utf-8")
-    shutil.copymode(draft / "state.json", draft / "tensors.safetensors")
-    for path in (*draft.iterdir(), draft):
+    for shard in shards:
+        shutil.copymode(draft / "state.json", draft / shard.file)
+    for path in (draft / "state.json", draft):
         _fsync(path)
+
+
+def _assembled(folder: Path, files: Mapping[str, str], cut: Mapping[str, list[int]]) -> dict[str, Tensor]:
+    """The whole tensors of verified files. Raises CheckpointError where a part is missing."""
+    found: dict[str, list[Tensor]] = {}
+    for file, sha256 in files.items():
+        if _sha256(folder / file) != sha256:
+            raise CheckpointError(f"{folder / file}: damaged (checksum differs)")
+        for name, tensor in load_file(folder / file).items():
+            found.setdefault(name, []).append(tensor)
+    whole = {name: torch.cat(parts) if name in cut else parts[0] for name, parts in found.items()}
+    for name, shape in cut.items():
+        if name not in whole or list(whole[name].shape) != shape:
+            raise CheckpointError(f"{folder / 'state.json'}: damaged (parts of {name} are missing)")
+    return whole
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

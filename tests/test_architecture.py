@@ -22,6 +22,7 @@ LAYERS: dict[str, int] = {
     "drafts": 2,
     "model_files": 2,
     "sharing": 2,
+    "sharded": 2,
     "jail": 2,
     **dict.fromkeys(("data", "models", "engines", "rewards", "guards", "tracking", "report", "runtime"), 3),
     **dict.fromkeys(

@@ -12,7 +12,7 @@ from training_made import IMITATION, experience_of, models, moved, recipe, refer
 
 from rein.data.cache import ScoreCache
 from rein.errors import DataError
-from rein.experience import ExperienceMaker, in_micro_batches, padded, value_metrics
+from rein.experience import ExperienceMaker, Passes, in_micro_batches, padded, value_metrics
 from rein.functional.advantages import ESTIMATORS, gae
 from rein.functional.kl import off_policy_kl
 from rein.functional.masked import whiten
@@ -253,15 +253,15 @@ def test_the_reference_is_asked_once_for_each_row_and_never_again(tiny_lm: str, 
     told: list[int] = []
     rows = [*ROWS[:6], ROWS[0]]  # one row stands there twice
     first = reference_log_probs(
-        rows, reference, ScoreCache(tmp_path, "ref", {"weights": "1"}), 10_000, told.append
+        rows, Passes(reference, None), ScoreCache(tmp_path, "ref", {"weights": "1"}), 10_000, told.append
     )
     assert (len(asked), told) == (1, [6])
     again = reference_log_probs(
-        ROWS, reference, ScoreCache(tmp_path, "ref", {"weights": "1"}), 10_000, told.append
+        ROWS, Passes(reference, None), ScoreCache(tmp_path, "ref", {"weights": "1"}), 10_000, told.append
     )
     assert (len(asked), told) == (2, [6, 4])
     other = reference_log_probs(
-        ROWS[:2], reference, ScoreCache(tmp_path, "ref", {"weights": "2"}), 10_000, told.append
+        ROWS[:2], Passes(reference, None), ScoreCache(tmp_path, "ref", {"weights": "2"}), 10_000, told.append
     )
     assert len(asked) == 3
     hook.remove()

@@ -47,7 +47,10 @@ def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str
     for plan in plans.values():
         for note in plan.notes:
             console.say(f"  {plan.stage}: {note}")
-    console.say("peak memory, estimated:")
+    ranks = 1 if recipe.runtime == "single" else recipe.nproc * recipe.nnodes
+    console.say(
+        f"peak memory{f' of each of {ranks} processes (sft, reward, train)' if ranks > 1 else ''}, estimated:"
+    )
     for line in _table(*_memory_table(memory)):
         console.say(f"  {line}")
     for role, shape in shapes.items():
@@ -94,11 +97,15 @@ def _memory_table(memory: dict[str, Parts]) -> tuple[Sequence[str], list[Sequenc
     rows: list[Sequence[str]] = [
         [
             stage,
-            *(_bytes(part) for part in (p.weights, p.gradients, p.adam, p.activations, p.cache, p.total)),
+            *(_bytes(part) for part in (p.weights, p.gradients, p.adam, p.gathered, p.activations, p.cache)),
+            _bytes(p.total),
         ]
         for stage, p in memory.items()
     ]
-    return ("stage", "weights", "gradients", "Adam", "activations", "decoding", "sum"), rows
+    head = ["stage", "weights", "gradients", "Adam", "gathered", "activations", "decoding", "sum"]
+    if not any(p.gathered for p in memory.values()):
+        head, rows = head[:4] + head[5:], [[*row[:4], *row[5:]] for row in rows]
+    return head, rows
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,13 @@ class Parts:
     adam: float = 0.0
     activations: float = 0.0
     cache: float = 0.0  # keys and values while decoding
+    gathered: float = 0.0  # over ranks: what is whole of the weights and gradients while it computes
 
     @property
     def total(self) -> float:
         # Decoding and a backward pass never are at the same time.
-        return PROCESS + self.weights + self.adam + max(self.gradients + self.activations, self.cache)
+        passing = self.gradients + self.activations + self.gathered
+        return PROCESS + self.weights + self.adam + max(passing, self.cache)
 
 
 def sizes(recipe: Recipe) -> dict[str, Shape | None]:
@@ -73,6 +75,7 @@ def estimate(recipe: Recipe, plans: dict[str, Plan], shapes: dict[str, Shape | N
     if actor is None:
         return found
     size = 8 if recipe.model.dtype == "float64" else 4
+    ranks = 1 if recipe.runtime == "single" else recipe.nproc * recipe.nnodes
     for stage, plan in plans.items():
         if stage == "sft":
             found[stage] = _supervised(recipe, actor, plan, recipe.sft.batch_size, size, head=True)
@@ -90,7 +93,36 @@ def estimate(recipe: Recipe, plans: dict[str, Plan], shapes: dict[str, Shape | N
             found[stage] = Parts(weights=2 * actor.parameters * size)  # it is loaded again and compared
         elif stage == "score" and (reward := shapes.get("reward model")) is not None:
             found[stage] = Parts(weights=_scalar(reward) * size)
+        if ranks > 1 and stage in pipeline.ON_RANKS:
+            own = shapes.get("reward model") if stage == "reward" else None
+            found[stage] = _of_a_rank(recipe, found[stage], own or actor, ranks, size)
     return found
+
+
+def _of_a_rank(recipe: Recipe, parts: Parts, shape: Shape, ranks: int, size: int) -> Parts:
+    """What FSDP2 leaves on each of the ranks: shares of what is trained, whole what computes at the time.
+
+    Whole are the embeddings with the head, and of the blocks the one that computes and those gathered ahead,
+    the gradients of the embeddings and of one block, and what the probe and an exact KL keep of the start.
+    """
+    ends = shape.vocabulary * shape.hidden + shape.head
+    block = (shape.parameters - ends) / max(shape.layers, 1)
+    whole = ends + min(1 + recipe.fsdp.forward_prefetch, shape.layers) * block
+    trained = 0 if recipe.model.lora_rank else ends + block
+    kept, fast = 0.0, 1.5 if recipe.model.precision == "fast" else 1.0
+    if parts.cache and not recipe.model.lora_rank:
+        kept = shape.vocabulary * shape.hidden * size
+        kept += shape.parameters * size if sums_over_vocabulary(recipe) else 0.0
+    return replace(
+        parts,
+        weights=(parts.weights - kept) / fast / ranks + kept,
+        gradients=parts.gradients / ranks,
+        adam=parts.adam / ranks,
+        gathered=(whole + trained) * size,
+        cache=parts.cache / ranks + shape.parameters * size
+        if parts.cache
+        else 0.0,  # each decodes its prompts
+    )
 
 
 def _supervised(recipe: Recipe, shape: Shape, plan: Plan, rows: int, size: int, *, head: bool) -> Parts:

@@ -67,6 +67,13 @@ class Model(Section):
     trust_remote_code: bool = False
 
 
+class Fsdp(Section):
+    """How runtime: fsdp cuts every model over processes, block by block."""
+
+    forward_prefetch: Count = 1  # blocks gathered ahead of the one that computes
+    ulysses_sequence_parallel_size: Positive = 1  # processes that share each pack's positions (train, sft)
+
+
 class Data(Section):
     """The rows of the run. `train_files` holds whatever kind of rows the first stage reads."""
 
@@ -317,6 +324,7 @@ class Trainer(Section):
     val_before_train: bool = True
     val_prompts: Positive = 200
     save_freq: Every = -1  # snapshot every so many steps, and always at the end
+    profile: list[Positive] = []  # steps of which train/profile/ gets a trace, of rank 0
     logger: Annotated[list[Literal["console", "jsonl"]], BeforeValidator(as_list)] = ["console", "jsonl"]
 
 
@@ -362,7 +370,10 @@ class Recipe(Section):
     seed: int = 0
     resume: Place = "auto"  # auto | never | a snapshot folder
     cache: MaybePlace = None  # what frozen models said; default: rein-cache beside `out`, shared by its runs
-    runtime: Literal["single"] = "single"
+    runtime: Literal["single", "fsdp"] = "single"  # fsdp: sft, reward and train over several processes
+    nproc: Positive = 1  # of them on each machine; torchrun's number counts where it started this one
+    nnodes: Positive = 1  # machines; more than one are started by torchrun
+    fsdp: Fsdp = Fsdp()
     threads: Annotated[int, Field(gt=0, le=MOST_THREADS)] | None = None  # CPU threads; default: all cores
     stages: Annotated[list[Stage], BeforeValidator(as_list), Field(min_length=1)] = ["train"]
     model: Model = Model()

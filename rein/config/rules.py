@@ -85,8 +85,32 @@ def broken(recipe: Recipe) -> list[Broken]:
         *_behavior(recipe),
         *_precision(recipe),
         *_trunk(recipe),
+        *_processes(recipe),
         *_stages(recipe),
     ]
+
+
+def _processes(recipe: Recipe) -> list[Broken]:
+    ranks, size = recipe.nproc * recipe.nnodes, recipe.fsdp.ulysses_sequence_parallel_size
+    found = []
+    if recipe.runtime == "single":
+        found = [
+            Broken(key, f"{getattr(recipe, key)}, but runtime is single; write runtime=fsdp")
+            for key in ("nproc", "nnodes")
+            if getattr(recipe, key) > 1
+        ]
+    elif recipe.critic.model.share_trunk:
+        key = "critic.model.share_trunk"
+        found = [Broken(key, "true, but under runtime=fsdp a model has its own trunk; write false")]
+    elif recipe.model.precision == "fast" and sums_over_vocabulary(recipe) and not recipe.model.lora_rank:
+        why = (
+            "fast, but under runtime=fsdp the reference of an exact KL is float32's; write exact, or use LoRA"
+        )
+        found = [Broken("model.precision", why)]
+    if ranks % size:
+        key = "fsdp.ulysses_sequence_parallel_size"
+        found.append(Broken(key, f"{size} does not divide {ranks} processes; write a divisor"))
+    return found
 
 
 def _kl(recipe: Recipe) -> list[Broken]:

@@ -38,10 +38,17 @@ RENAMED = {
     "reward.reward_model.model_path": "score.path",
     "rollout.response_length": "rollout.max_new_tokens",
     "trainer.default_local_dir": "out",
+    "actor.strategy": "runtime",
+    "actor.ulysses_sequence_parallel_size": "fsdp.ulysses_sequence_parallel_size",
+    "trainer.n_gpus_per_node": "nproc",
+    "trainer.nnodes": "nnodes",
     "trainer.resume_from_path": "resume",
 }
 
-RENAMED_VALUES = {
+RENAMED_VALUES: dict[str, dict[str, Any]] = {
+    "runtime": {"fsdp2": "fsdp", "None": "single"},
+    "nproc": {"0": 1, "None": 1},
+    "nnodes": {"None": 1},
     "algorithm.adv_estimator": {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"},
 }
 # DAPO's soft limit, as its recipe and as verl 0.9's reward managers spell it.
@@ -68,6 +75,8 @@ FOLLOWS = {
     "critic.ppo_max_token_len_per_gpu": "actor.ppo_max_token_len_per_gpu",
     "critic.shuffle": "actor.shuffle",
     "critic.use_dynamic_bsz": "actor.use_dynamic_bsz",
+    "critic.ulysses_sequence_parallel_size": "fsdp.ulysses_sequence_parallel_size",
+    "ref.ulysses_sequence_parallel_size": "fsdp.ulysses_sequence_parallel_size",
     "ref.use_torch_compile": "model.use_torch_compile",
     "reward.reward_kwargs.max_resp_len": "data.max_response_length",
     "reward_model.reward_kwargs.max_resp_len": "data.max_response_length",
@@ -87,15 +96,8 @@ _NO = (False, None)
 _ONE = (1, None)
 _NULL = (None,)
 _ENGINE = "an inference engine beside the trainer"
-_SHARDING = "FSDP sharding over processes"
 
 NOT_YET = {
-    "actor.strategy": Off(("single", None), _SHARDING),
-    "critic.strategy": Off(("single", None), _SHARDING),
-    "ref.strategy": Off(("single", None), _SHARDING),
-    "actor.ulysses_sequence_parallel_size": Off(_ONE, "Ulysses sequence parallelism"),
-    "critic.ulysses_sequence_parallel_size": Off(_ONE, "Ulysses sequence parallelism"),
-    "ref.ulysses_sequence_parallel_size": Off(_ONE, "Ulysses sequence parallelism"),
     "actor.loss_scale_factor": Off(_NULL, "a constant scale of the loss"),
     "actor.use_prefix_grouper": Off(_NO, "sharing a prompt's computation over its responses"),
     "actor.optim.optimizer": Off(("AdamW", None), "an optimizer other than AdamW"),
@@ -124,8 +126,6 @@ NOT_YET = {
     "data.apply_chat_template_kwargs": Off((None, {}), "options of the chat template"),
     "reward_model.reward_manager": Off(("naive", "dapo", None), "another reward manager"),
     "reward.reward_manager.name": Off(("naive", "dapo", None), "another reward manager"),
-    "trainer.n_gpus_per_node": Off((0, 1, None), "more than one process"),
-    "trainer.nnodes": Off(_ONE, "more than one node"),
     "trainer.device": Off(("cpu", None), "choosing a device"),
     "trainer.max_actor_ckpt_to_keep": Off(_NULL, "limiting the number of snapshots"),
     "trainer.max_critic_ckpt_to_keep": Off(_NULL, "limiting the number of snapshots"),
@@ -142,13 +142,13 @@ NOT_YET |= {
     )
 }
 NOT_YET_SECTIONS = {
-    "actor.fsdp_config.": _SHARDING,
-    "critic.fsdp_config.": _SHARDING,
-    "critic.model.fsdp_config.": _SHARDING,
-    "ref.fsdp_config.": _SHARDING,
     "actor.megatron.": "Megatron",
     "rollout.val_kwargs.": "sampling options for validation (it decodes greedily)",
     "rollout.multi_turn.": "rollouts of many turns",
+}
+INSTEAD_SECTIONS = {  # refused unless off: Rein has the thing in another form
+    f"{section}.fsdp_config.": "fsdp.forward_prefetch; the rest is not built yet"
+    for section in ("actor", "critic", "critic.model", "ref")
 }
 _SECTION_OFF = (False, None, -1, 0, 1, "fp32", "float32")
 
@@ -159,6 +159,7 @@ ALWAYS = {  # true: Rein does this always; false: refused, for there is nothing 
 }
 
 _SPEED = "log-probs are made under the token budget of actor.ppo_max_token_len_per_gpu; results are the same"
+_ONE_RUNTIME = "all models of a run are under one runtime"
 UNUSED = {  # any value: accepted, because no result depends on it; the reason is printed
     "actor.entropy_from_logits_with_chunking": "the entropy is always made in chunks; results are the same",
     "ref.entropy_from_logits_with_chunking": "the entropy is always made in chunks; results are the same",
@@ -173,13 +174,15 @@ UNUSED = {  # any value: accepted, because no result depends on it; the reason i
     "rollout.log_prob_max_token_len_per_gpu": _SPEED,
     "critic.forward_micro_batch_size_per_gpu": _SPEED,
     "critic.forward_max_token_len_per_gpu": _SPEED,
+    "critic.strategy": _ONE_RUNTIME,
+    "ref.strategy": _ONE_RUNTIME,
     "actor_rollout_ref.hybrid_engine": "one process holds actor and rollouts by turns",
     "data.return_raw_chat": "prompts are kept as messages",
     "data.filter_overlong_prompts_workers": "the loader uses one process",
     "data.dataloader_num_workers": "the loader uses one process",
     "data.gen_batch_size": "training generates nothing",
     "data.val_batch_size": "validation decodes rollout.batch_size rows together",
-    "trainer.balance_batch": "one process has nothing to balance",
+    "trainer.balance_batch": "ranks always get rows balanced by tokens",
     "algorithm.filter_groups.metric": "groups are told apart by their stored scores",
     "algorithm.filter_groups.max_num_gen_batches": "training generates nothing",
     "critic.enable": "there is a critic where the estimator reads values",
@@ -265,6 +268,11 @@ def _accept(entry: Entry, key: str) -> str | None:
         if value in (False, None, ""):
             return ""
         raise ConfigError(f"{where}: Rein has no such key; {INSTEAD[key]}")
+    for section, own in INSTEAD_SECTIONS.items():
+        if key.startswith(section):
+            if _is_one_of(value, _SECTION_OFF):
+                return ""
+            raise ConfigError(f"{where}: Rein has no such key; write {own}")
     for section, feature in NOT_YET_SECTIONS.items():
         if key.startswith(section):
             return _off(where, value, _SECTION_OFF, feature)
@@ -272,12 +280,16 @@ def _accept(entry: Entry, key: str) -> str | None:
 
 
 def _off(where: str, value: Any, off: tuple[Any, ...], feature: str) -> str:
-    if any(value == known and type(value) is type(known) for known in off):
+    if _is_one_of(value, off):
         return ""
     words = " or ".join(_word(known) for known in off[:2] if known is not None) or "null"
     raise ConfigError(
         f"{where}={_word(value)}: asks for {feature}, which is not built yet; remove it, or write {words}"
     )
+
+
+def _is_one_of(value: Any, off: tuple[Any, ...]) -> bool:
+    return any(value == known and type(value) is type(known) for known in off)
 
 
 def _word(value: Any) -> str:

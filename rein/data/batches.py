@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from rein.errors import ConfigError
+from rein.protocols import Mesh
 from rein.sharing import families
 from rein.types import TokenRow
 
@@ -106,6 +107,7 @@ def row_batches(
     *,
     share: bool,  # rows of one prompt compute it once: they lie together and it is counted once
     max_rows: int | None = None,
+    ranks: int = 1,  # whose number divides that of the micro-batches, where there are rows enough
 ) -> list[list[int]]:
     """Micro-batches whose tokens fit the budget, as few as can be and about equally long, longest first.
 
@@ -126,9 +128,42 @@ def row_batches(
     alone = [unit[1] for unit in units if unit[0] > budget]
     half = sum(2 * tokens > budget for tokens, _ in fitting)
     count = max(-(-sum(tokens for tokens, _ in fitting) // budget), half)
+    count += -(count + len(alone)) % ranks
     while (found := _spread(fitting, count, budget, most)) is None:
-        count += 1
+        count += ranks
     return alone + found
+
+
+def turns_of(
+    parts: Sequence[list[int]],  # micro-batches, as numbers of rows
+    lengths: Sequence[int],  # tokens of each row
+    mesh: Mesh,
+) -> list[tuple[list[int], bool]]:
+    """The micro-batches of this rank, and whether each counts; all of them where it is alone.
+
+    The longest first, each to the rank with the least to do, equally many for all. Under FSDP a pass is one
+    of all ranks, so a rank with nothing left repeats the shortest micro-batch, which then does not count.
+    """
+    if mesh.world_size == 1 or not parts:
+        return [(part, True) for part in parts]
+    costs = [sum(lengths[i] for i in part) for part in parts]
+    shares = shared_out(costs, mesh.world_size)
+    own, most = shares[mesh.rank], max(len(some) for some in shares)
+    shortest = min(range(len(parts)), key=lambda i: costs[i])
+    return [(parts[i], True) for i in own] + [(parts[shortest], False)] * (most - len(own))
+
+
+def shared_out(costs: Sequence[int], ranks: int) -> list[list[int]]:
+    """Numbers of micro-batches by rank: dearest first, each to the rank with least, about equally many."""
+    most = -(-len(costs) // ranks)
+    shares = [list[int]() for _ in range(ranks)]
+    open_ones = [(0, rank) for rank in range(ranks)]
+    for number in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        load, rank = heapq.heappop(open_ones)
+        shares[rank].append(number)
+        if len(shares[rank]) < most:
+            heapq.heappush(open_ones, (load + costs[number], rank))
+    return shares
 
 
 def _units(

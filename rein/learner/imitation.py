@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from rein.config.recipe import Recipe
-from rein.data.batches import row_batches
+from rein.data.batches import row_batches, turns_of
 from rein.data.mixing import Mixing
 from rein.functional.losses.aggregate import aggregate
 from rein.functional.losses.imitation import negative_log_likelihood
@@ -42,25 +42,27 @@ class Imitation:
         """
         self._rows = rows
         some = self.demonstrations.beside(rows)
-        count, theirs = self.mesh.sum([len(some), float(sum(int(row.response_mask.sum()) for row in some))])
+        count, theirs = float(len(some)), float(sum(int(row.response_mask.sum()) for row in some))
         if not count:
             return Beside(1.0, 0.0, {"actor/sft_rows": 0.0})
         share = tokens / (tokens + theirs)
         weight, mean = (1 - share) * self.recipe.sft.coef, 0.0
-        for part in self._cut(some, budget):
+        lengths = [len(row.prompt_ids) + len(row.response_ids) for row in some]
+        for numbers, counted in turns_of(self._cut(some, budget), lengths, self.mesh):
+            part = [some[i] for i in numbers]
             log_probs, _ = self.actor.log_probs(part, torch.ones(len(part)))
             mask = pad_sequence([torch.from_numpy(row.response_mask) for row in part], batch_first=True)
             loss = aggregate(negative_log_likelihood(log_probs), mask, "token-mean", tokens=theirs)
-            (weight * loss).backward()  # type: ignore[no-untyped-call]
-            mean += loss.item()
+            (weight * loss if counted else 0 * loss).backward()  # type: ignore[no-untyped-call]
+            mean += loss.item() if counted else 0.0
         (mean,) = self.mesh.sum([mean])
         return Beside(share, weight * mean, {"actor/sft_rows": count, "actor/sft_loss": mean})
 
-    def _cut(self, some: list[Demonstration], budget: int) -> list[list[Demonstration]]:
+    def _cut(self, some: list[Demonstration], budget: int) -> list[list[int]]:
         actor = self.recipe.actor
         most = None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size
-        parts = row_batches(some, budget, share=self.actor.shares_prompts, max_rows=most)
-        return [[some[i] for i in part] for part in parts]
+        share, ranks = self.actor.shares_prompts, self.mesh.world_size
+        return row_batches(some, budget, share=share, max_rows=most, ranks=ranks)
 
     def advance(self) -> None:
         """The update is over, applied or discarded: the next one has other demonstrations."""

@@ -22,10 +22,11 @@ from rein.functional.losses.result import PolicyLoss
 from rein.functional.losses.table import LOSSES
 from rein.functional.losses.value import value_loss
 from rein.functional.masked import masked_sum
-from rein.protocols import Actor, Critic, Reference
+from rein.protocols import Actor, Critic, Mesh, Reference
 from rein.types import Experience, Metrics, Trajectory
 
 Losses = tuple[Tensor, Metrics]
+Turn = tuple[Sequence[int], bool]  # a micro-batch of this rank, and whether it counts
 
 
 class Counts(NamedTuple):
@@ -38,8 +39,8 @@ class Counts(NamedTuple):
 class Objective(Protocol):
     """The loss of one micro-batch."""
 
-    def prepare(self, e: Experience, rows: Tensor, parts: Sequence[Sequence[int]]) -> None:
-        """See a whole mini-batch before its first micro-batch; `parts` are positions in `rows`."""
+    def prepare(self, e: Experience, rows: Tensor, turns: Sequence[Turn], mesh: Mesh) -> None:
+        """See a whole mini-batch before its first micro-batch; parts of `turns` are positions in `rows`."""
         ...
 
     def __call__(self, e: Experience, index: Tensor, counts: Counts, kl_coef: float) -> Losses:
@@ -58,17 +59,19 @@ class PolicyObjective:
         self.entropy_coeff = recipe.actor.entropy_coeff
         self._kept: Tensor | None = None  # m2po: by row of the experience
 
-    def prepare(self, e: Experience, rows: Tensor, parts: Sequence[Sequence[int]]) -> None:
-        """m2po's mask is made from the whole mini-batch; over many ranks, from each rank's part of it."""
+    def prepare(self, e: Experience, rows: Tensor, turns: Sequence[Turn], mesh: Mesh) -> None:
+        """m2po's mask is made from the whole mini-batch."""
         if self.mode != "m2po":
             return
         assert e.behavior_log_probs is not None
         now = torch.zeros_like(e.old_log_probs)
         with torch.no_grad():
-            for part in parts:
+            for part, counted in turns:
                 index = rows[torch.tensor(part)]
                 found, _ = self.actor.log_probs([e.rows[i] for i in index.tolist()], e.temperature[index])
-                now[index, : found.shape[1]] = found
+                if counted:
+                    now[index, : found.shape[1]] = found
+        mesh.add(now)
         mask = torch.zeros_like(e.response_mask)
         mask[rows] = e.response_mask[rows]
         threshold = self.recipe.actor.policy_loss.m2po_threshold
@@ -183,7 +186,7 @@ class ValueObjective:
     def __init__(self, recipe: Recipe, critic: Critic) -> None:
         self.recipe, self.critic = recipe, critic
 
-    def prepare(self, e: Experience, rows: Tensor, parts: Sequence[Sequence[int]]) -> None:
+    def prepare(self, e: Experience, rows: Tensor, turns: Sequence[Turn], mesh: Mesh) -> None:
         """Nothing of the whole mini-batch is needed."""
 
     def __call__(self, e: Experience, index: Tensor, counts: Counts, kl_coef: float) -> Losses:

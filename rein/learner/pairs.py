@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rein.config.recipe import Recipe
 from rein.functional.losses.dpo import PAIR_LOSSES
-from rein.learner.objective import Counts, Losses
-from rein.protocols import Actor
+from rein.learner.objective import Counts, Losses, Turn
+from rein.protocols import Actor, Mesh
 from rein.types import Experience
 
 
@@ -22,7 +22,7 @@ class PairObjective:
     def __init__(self, recipe: Recipe, actor: Actor) -> None:
         self.recipe, self.actor = recipe, actor
 
-    def prepare(self, e: Experience, rows: Tensor, parts: Sequence[Sequence[int]]) -> None:
+    def prepare(self, e: Experience, rows: Tensor, turns: Sequence[Turn], mesh: Mesh) -> None:
         """Nothing of the whole mini-batch is needed."""
 
     def __call__(self, e: Experience, index: Tensor, counts: Counts, kl_coef: float) -> Losses:

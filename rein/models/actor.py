@@ -23,14 +23,15 @@ from rein.models.load import (
     load_causal_lm,
     load_tokenizer,
     model_folder,
-    save_folder,
     stop_ids,
     trunk_of,
 )
 from rein.models.lora import make_trainable
 from rein.models.packing import Packed
 from rein.models.precision import is_fast, set_precision
-from rein.models.trunk import run_trunk, shares_prompts
+from rein.models.save import save_folder
+from rein.models.trunk import Whole, run_trunk, shares_prompts
+from rein.models.ulysses import Slices
 from rein.protocols import Reference, Tokenizer
 from rein.types import TokenRow
 
@@ -53,10 +54,17 @@ class Actor:
         self.vocabulary, self.dtype = int(weight.shape[0]), weight.dtype
         self.device = next(model.parameters()).device
         self.shares_prompts = shares_prompts(model)
+        self.whole = Whole(model)
+        self.slices: Slices | None = None  # the ranks that share a pack's positions
 
     def hidden(self, rows: Sequence[TokenRow]) -> tuple[Packed, Tensor]:
         """The pack and the last hidden states before each response token, [R, H]."""
-        packed, states = run_trunk(self.model, rows, share=self.shares_prompts)
+        found: tuple[Packed, Tensor] = self.whole(self.hidden_within, rows)
+        return found
+
+    def hidden_within(self, rows: Sequence[TokenRow]) -> tuple[Packed, Tensor]:
+        """The same amid another pass of this model."""
+        packed, states = run_trunk(self.model, rows, share=self.shares_prompts, slices=self.slices)
         return packed, states.index_select(0, packed.states).to(self.dtype)
 
     def log_probs(
@@ -67,7 +75,7 @@ class Actor:
         entropy: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """log pi(token | before) and, if asked, each position's entropy, [B, T]; 0 past a row's end."""
-        found = self._read(rows, temperature, entropy=entropy)
+        found = self.whole(self._read, rows, temperature, entropy=entropy)
         return found[0], found[1] if entropy else None
 
     def log_probs_and_kl(
@@ -79,7 +87,7 @@ class Actor:
         entropy: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """What log_probs says, and KL(actor || reference) over the vocabulary, [B, T], in nats."""
-        found = self._read(rows, temperature, entropy=entropy, reference=reference)
+        found = self.whole(self._read, rows, temperature, entropy=entropy, reference=reference)
         return found[0], found[1] if entropy else None, found[-1]
 
     def _read(
@@ -92,7 +100,7 @@ class Actor:
     ) -> list[Tensor]:
         # First, for it may switch this model's adapters off and on.
         beside = () if reference is None else (reference.hidden(rows),)
-        packed, hidden = self.hidden(rows)
+        packed, hidden = self.hidden_within(rows)
         per_token = temperature.to(hidden.dtype).index_select(0, packed.row)
         if self.plain_head is not None and not entropy and reference is None:
             return [packed.spread(self._of_plain_head(hidden / per_token.unsqueeze(1), packed.targets))]
@@ -118,7 +126,17 @@ class Actor:
         ref_head: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, Tensor]:
         """KL(actor || reference) over the vocabulary and the actor's entropy, [B, T] each, nats per token."""
-        packed, hidden = self.hidden(rows)
+        kl, entropy = self.whole(self._exact_kl, rows, temperature, ref_hidden, ref_head)
+        return kl, entropy
+
+    def _exact_kl(
+        self,
+        rows: Sequence[TokenRow],
+        temperature: Tensor,
+        ref_hidden: Tensor,
+        ref_head: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        packed, hidden = self.hidden_within(rows)
         per_token = temperature.to(hidden.dtype).index_select(0, packed.row)
 
         def chunk(states: Tensor, reference: Tensor, temp: Tensor) -> Tensor:
@@ -138,7 +156,16 @@ class Actor:
         ],  # logits [r, V], ids [r], temperature [r] -> [K, r]
     ) -> Tensor:
         """Whatever `compute` makes of the logits before each response token, a chunk at a time, [K, B, T]."""
-        packed, hidden = self.hidden(rows)
+        found: Tensor = self.whole(self._over_logits, rows, temperature, compute)
+        return found
+
+    def _over_logits(
+        self,
+        rows: Sequence[TokenRow],
+        temperature: Tensor,
+        compute: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        packed, hidden = self.hidden_within(rows)
         per_token = temperature.to(hidden.dtype).index_select(0, packed.row)
 
         def chunk(states: Tensor, ids: Tensor, temp: Tensor) -> Tensor:

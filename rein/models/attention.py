@@ -56,13 +56,25 @@ def packed_attention(
             "model: attention with a soft cap is not supported on packed rows yet; use another model"
         )
     q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [N, H, D]
+    slices, tokens = packing.slices, packing.tokens
+    if slices is not None:
+        times = slices.repeats(k.shape[1])
+        k, v = (t.repeat_interleave(times, 1) if times > 1 else t for t in (k, v))
+        q, k, v = (slices.heads(t, tokens) for t in (q, k, v))
+    out = _of_pack(q, k, v, packing, scaling, sliding_window)
+    return (out if slices is None else slices.positions(out)).unsqueeze(0), None
+
+
+def _of_pack(
+    q: Tensor, k: Tensor, v: Tensor, packing: Layout, scaling: float | None, sliding_window: int | None
+) -> Tensor:
     if q.device.type == "cpu" and sliding_window is None:
-        return segments(q, k, v, packing, scaling).unsqueeze(0), None
+        return segments(q, k, v, packing, scaling)
     if packing.prompts:
         raise ConfigError("model: attention in a window over a shared prompt; pack these rows unshared")
     cuts = [(slice(group.start, group.stop), group) for group in packing.groups]
     parts = [_attend(q[cut], k[cut], v[cut], group, scaling, sliding_window) for cut, group in cuts]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def segments(

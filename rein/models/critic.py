@@ -21,12 +21,13 @@ from rein.models.load import (
     load_tokenizer,
     made_ready,
     model_folder,
-    save_folder,
     trunk_of,
 )
 from rein.models.lora import beneath, has_lora, make_trainable
 from rein.models.precision import is_fast, set_precision
-from rein.models.trunk import run_trunk, shares_prompts
+from rein.models.save import save_folder
+from rein.models.trunk import Whole, run_trunk, shares_prompts
+from rein.models.ulysses import Slices
 from rein.protocols import Tokenizer
 from rein.types import TokenRow
 
@@ -40,10 +41,16 @@ class Critic:
         self.path = path
         self.device = next(model.parameters()).device
         self.shares_prompts = shares_prompts(model)
+        self.whole = Whole(model)
+        self.slices: Slices | None = None  # the ranks that share a pack's positions
 
     def values(self, rows: Sequence[TokenRow]) -> Tensor:
         """V before each response token, [B, T], fp32; 0 past a row's end."""
-        packed, states = run_trunk(self.model, rows, share=self.shares_prompts)
+        found: Tensor = self.whole(self._values, rows)
+        return found
+
+    def _values(self, rows: Sequence[TokenRow]) -> Tensor:
+        packed, states = run_trunk(self.model, rows, share=self.shares_prompts, slices=self.slices)
         hidden = states.index_select(0, packed.states)
         values: Tensor = self.model.score(hidden).squeeze(-1)
         return packed.spread(values if values.dtype == torch.float64 else values.float())

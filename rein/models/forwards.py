@@ -16,6 +16,7 @@ from rein.models.block_steps import embed, gated, project, rms_norm
 from rein.models.packing import Group, Layout
 from rein.models.products import Plain, Product
 
+Kind = Callable[[nn.Linear], Product]  # how the products of a layer's weight are made
 EQUAL = 1e-5  # relative, in float32, to the module's own forward
 _ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _PARTS = ("gate_proj", "up_proj", "down_proj")
@@ -53,7 +54,10 @@ class _AttentionForward:
 
     def __call__(self, hidden_states: Tensor, *more: Any, **options: Any) -> Any:
         packing: Layout | None = options.get("packing")
-        if packing is None or more or hidden_states.device.type != "cpu":
+        apart = (
+            packing is not None and packing.slices is not None
+        )  # the pack's positions lie on several ranks
+        if packing is None or apart or more or hidden_states.device.type != "cpu":
             return self.own(hidden_states, *more, **options)
         module, count = self.module, hidden_states.shape[1]
         if options["position_embeddings"][0].shape[-1] != module.head_dim:  # only a part of a head turns
@@ -82,28 +86,30 @@ class _LinearForward:
 
 
 class _EmbeddingForward:
-    """In the place of an embedding's forward; `own`: the weight that its gradient goes to."""
+    """In the place of an embedding's forward."""
 
-    def __init__(self, module: nn.Embedding, own: Tensor) -> None:
-        self.module, self.own = module, own
+    def __init__(self, module: nn.Embedding) -> None:
+        self.module = module
 
     def __call__(self, input: Tensor) -> Tensor:
-        return embed(input, self.module.weight, self.own, self.module.padding_idx)
+        own = self.module._parameters["weight"]
+        assert own is not None
+        return embed(input, self.module.weight, own, self.module.padding_idx)
 
 
 def product_of(layer: nn.Linear) -> Product:
-    """How a linear layer's products are made: as it was told, else plainly."""
-    known: Product | None = layer.__dict__.get("product")
-    return Plain(layer.weight) if known is None else known
+    """How a linear layer's products are made, of the weight it has now: as it was told, else plainly."""
+    known: Kind | None = layer.__dict__.get("product")
+    return Plain(layer.weight) if known is None else known(layer)
 
 
-def sum_in_place(module: nn.Module, product: Product | None = None) -> None:
+def sum_in_place(module: nn.Module, product: Kind | None = None) -> None:
     """Let a linear layer or an embedding add its gradient where it is summed."""
     if type(module) is nn.Linear:
         module.__dict__["product"] = product
         module.forward = _LinearForward(module)  # type: ignore[method-assign]
     elif type(module) is nn.Embedding and not (module.max_norm or module.scale_grad_by_freq):
-        module.forward = _EmbeddingForward(module, module._parameters["weight"])  # type: ignore[method-assign, arg-type]
+        module.forward = _EmbeddingForward(module)  # type: ignore[method-assign]
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Hugging Face folders to modules and back: tokenizer, weights, stop ids, adapters.
+"""Hugging Face folders to modules: tokenizer, weights, stop ids, adapters. save.py is the way back.
 
 Folders are checked before transformers is asked, so that a wrong path is never taken for a name on a hub.
 Dropout is off in every model: ratios of PPO must start at 1.
@@ -7,7 +7,6 @@ Dropout is off in every model: ratios of PPO must start at 1.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -21,17 +20,13 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    GenerationConfig,
     PreTrainedTokenizerFast,
 )
 
-from rein.drafts import draft_of
-from rein.drafts import replace_folder as replace_folder
-from rein.errors import CheckpointError, ConfigError, GuardStop, ReinError
-from rein.model_files import open_weights, read_json, stop_ids_of
+from rein.errors import CheckpointError, ConfigError, ReinError
+from rein.model_files import read_json, stop_ids_of
 from rein.models import attention
 from rein.models.forwards import use_own_forwards
-from rein.models.lora import fused_state_dict, has_lora
 from rein.models.precision import quickest_float32
 from rein.protocols import Tokenizer
 
@@ -59,7 +54,7 @@ def model_folder(path: str, where: str) -> str:
         return str(snapshot_download(path, allow_patterns=HUB_FILES))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{where}: {path} is no folder, and a hub gives no model of that name ({_first(error)}); "
+            f"{where}: {path} is no folder, and a hub gives no model of that name ({first_line(error)}); "
             "give a model folder"
         ) from error
 
@@ -80,7 +75,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False, where: str = "
         raise
     except Exception as error:  # the library raises bare Exception for a broken file
         raise CheckpointError(
-            f"{where}: {path} has a tokenizer that cannot be loaded ({_first(error)}); check that folder"
+            f"{where}: {path} has a tokenizer that cannot be loaded ({first_line(error)}); check that folder"
         ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -102,7 +97,7 @@ def stop_ids(path: str, tokenizer: Tokenizer) -> list[int]:
     return sorted({*stop_ids_of(Path(path)), *own})
 
 
-def _first(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
@@ -139,7 +134,7 @@ def _load(auto: Any, path: str, where: str, *, new: Collection[str] = (), **opti
         raise
     except _UNREADABLE as error:
         raise CheckpointError(
-            f"{where}: {path} cannot be loaded ({_first(error)}); check that the folder is whole"
+            f"{where}: {path} cannot be loaded ({first_line(error)}); check that the folder is whole"
         ) from error
     return made_ready(model)
 
@@ -239,61 +234,3 @@ def head_function(model: Any, layer: nn.Module | None = None) -> Callable[[Tenso
         return torch.tanh(out / cap) * cap if cap else out
 
     return logits
-
-
-def save_folder(
-    model: Any,
-    tokenizer: Tokenizer,
-    target: Path,
-    *,
-    start: str,  # where the model was loaded from: its generation config is kept
-) -> None:
-    """A plain Hugging Face folder, adapters fused in; complete or absent (written beside, then renamed)."""
-    draft = draft_of(target)
-    state = fused_state_dict(model) if has_lora(model) else model.state_dict()
-    refuse_not_finite(state, target)
-    tied_before = getattr(model.config, "tie_word_embeddings", False)
-    tied = tied_before and not _head_grew_apart(model, state)
-    if tied:
-        state = {name: tensor for name, tensor in state.items() if name != "lm_head.weight"}
-    # A name no loader knows would make the folder unreadable without this package.
-    implementation = model.config._attn_implementation
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        model.config._attn_implementation = "sdpa"
-        model.config.tie_word_embeddings = tied
-        model.config.use_cache = True
-        model.save_pretrained(draft, state_dict=state)
-        open_weights(draft)
-        tokenizer.save_pretrained(str(draft))
-        generation = Path(start) / "generation_config.json"
-        if generation.exists():
-            GenerationConfig.from_pretrained(start).save_pretrained(draft)
-        replace_folder(draft, target)
-    except Exception as error:  # safetensors and tokenizers report a full disk each in its own way
-        raise CheckpointError(
-            f"{target}: cannot be saved ({_first(error)}); free space or choose another folder"
-        ) from error
-    finally:
-        model.config._attn_implementation = implementation
-        model.config.tie_word_embeddings = tied_before
-        model.config.use_cache = False
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def refuse_not_finite(state: dict[str, Tensor], target: Path) -> None:
-    """Raise GuardStop where a weight is nan or infinite: such a model is never a result."""
-    for name, tensor in state.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise GuardStop(
-                f"{target}: {name} is not finite, so the model is not written; lower the learning rate and "
-                "train again"
-            )
-
-
-def _head_grew_apart(model: Any, state: dict[str, Tensor]) -> bool:
-    """Whether an adapter on one end only has made two matrices of a tied model's one."""
-    embeddings = model.get_input_embeddings()
-    name = next(name for name, module in model.named_modules() if module is embeddings)
-    one, other = state[f"{name}.weight"], state.get("lm_head.weight")
-    return other is not None and one.data_ptr() != other.data_ptr() and not torch.equal(one, other)

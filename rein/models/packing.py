@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor
 
 from rein.sharing import families
 from rein.types import TokenRow
+
+if TYPE_CHECKING:
+    from rein.models.ulysses import Slices
 
 GROUP_WASTE = 0.2  # a block may hold this share of padding before another block is opened
 
@@ -48,11 +52,13 @@ class Layout:
 
     groups: list[Group]  # in the order of their positions; they cover the pack
     prompts: list[SharedPrompt]
+    slices: Slices | None = None  # the ranks that share the pack's positions
+    tokens: int = 0  # N, where they do
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One pack. R counts response tokens of all rows."""
+    """One pack, or a rank's slice of one. R counts response tokens of all rows, or those of the slice."""
 
     input_ids: Tensor  # [1, N]
     position_ids: Tensor  # [1, N]
@@ -63,10 +69,14 @@ class Packed:
     row: Tensor  # [R]
     column: Tensor  # [R]
     shape: tuple[int, int]  # B, T
+    counts: Tensor | None = None  # [R] of a slice: whether it is there for its value
 
     def spread(self, values: Tensor) -> Tensor:
-        """[R] -> [B, T]; 0 where a row has no token."""
-        return values.new_zeros(self.shape).index_put((self.row, self.column), values)
+        """[R] -> [B, T]; 0 where a row has no token. Of a slice: of the whole pack."""
+        if self.counts is not None:
+            values = values.where(self.counts, 0)
+        found = values.new_zeros(self.shape).index_put((self.row, self.column), values)
+        return found if self.layout.slices is None else self.layout.slices.join(found)
 
 
 def pack(rows: Sequence[TokenRow], device: torch.device | str = "cpu", *, share: bool = False) -> Packed:

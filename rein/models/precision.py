@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from rein.models.forwards import sum_in_place
-from rein.models.products import Half, Split, Wide, pays
+from rein.models.products import Half, Plain, Product, Split, Wide, pays
 
 FLOAT32_ERROR = 1e-5  # of a product, relative; float32 makes 1e-6, bfloat16 inside 2e-3
 
@@ -74,8 +74,7 @@ class HalfCopies:
                 continue
             for name, parameter in module.named_parameters(recurse=False):
                 self.places.append((module, name, self.of(parameter)))
-            own = module._parameters.get("weight")
-            sum_in_place(module, None if own is None else Half(self.of(own), own))
+            sum_in_place(module, _half)
         self.seen = {key: parameter._version for key, (parameter, _) in self.copies.items()}
         self.put()
 
@@ -149,19 +148,43 @@ def _make_fast(model: Any, trunk: nn.Module, heads: list[nn.Module], shared: Hal
     for head in heads:
         head.register_forward_pre_hook(_widened)
         if type(head) is nn.Linear and pays(head.weight):
-            sum_in_place(head, Wide(copies.of(head.weight), head.weight))
+            sum_in_place(head, _WideOf(copies.of(head.weight)))
 
 
 def _make_exact(trunk: nn.Module, heads: list[nn.Module]) -> None:
     for module in trunk.modules():
         splits = type(module) is nn.Linear and pays(module.weight)
-        sum_in_place(module, Split(module.weight) if splits else None)  # type: ignore[arg-type]
+        sum_in_place(module, _split if splits else None)
     for head in heads:
+        head.register_forward_pre_hook(_widened)  # blocks may be cast from outside
         sum_in_place(head)
 
 
+def _half(layer: nn.Linear) -> Half:
+    own = layer._parameters["weight"]
+    assert own is not None
+    return Half(layer.weight, own)
+
+
+def _split(layer: nn.Linear) -> Product:
+    """Plain of what FSDP2 has cast."""
+    return Split(layer.weight) if layer.weight.dtype == torch.float32 else Plain(layer.weight)
+
+
+class _WideOf:
+    """A head's, of a copy that its trunk reads or would read."""
+
+    def __init__(self, copy: Tensor) -> None:
+        self.copy = copy
+
+    def __call__(self, layer: nn.Linear) -> Wide:
+        return Wide(self.copy, layer.weight)
+
+
 def _widened(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (args[0].float(), *args[1:])
+    """What a head reads, at least as wide as its weight."""
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    return (args[0].to(torch.promote_types(args[0].dtype, weight.dtype)), *args[1:])
 
 
 def is_fast(model: nn.Module) -> bool:

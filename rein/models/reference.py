@@ -38,8 +38,10 @@ class Reference:
     @torch.no_grad()
     def hidden(self, rows: Sequence[TokenRow]) -> Tensor:
         """Last hidden states before each response token, [R, H], in the order of the rows' pack."""
-        with adapters_off(self.actor.model):
+        if self.bytes:
             return self.actor.hidden(rows)[1]
+        with adapters_off(self.actor.model):  # amid the actor's own pass
+            return self.actor.hidden_within(rows)[1]
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

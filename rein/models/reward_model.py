@@ -13,13 +13,13 @@ from rein.models.load import (
     load_scalar_model,
     load_tokenizer,
     model_folder,
-    save_folder,
     stop_ids,
     trunk_of,
 )
 from rein.models.lora import make_trainable
 from rein.models.precision import set_precision
-from rein.models.trunk import run_trunk, shares_prompts
+from rein.models.save import save_folder
+from rein.models.trunk import Whole, run_trunk, shares_prompts
 from rein.protocols import Tokenizer
 from rein.types import TokenRow
 
@@ -33,18 +33,23 @@ class RewardModel:
         self.path = path
         self.device = next(model.parameters()).device
         self.shares_prompts = shares_prompts(model)
+        self.whole = Whole(model)
         # transformers finds the last token by this id; without it a batch cannot be scored after reload.
         model.config.pad_token_id = tokenizer.pad_token_id
 
     def scores(self, rows: Sequence[TokenRow]) -> Tensor:
         """[B]; the head runs in fp32 whatever the trunk's dtype, so near answers do not tie."""
+        found: Tensor = self.whole(self._scores, rows)
+        return found.squeeze(-1)
+
+    def _scores(self, rows: Sequence[TokenRow]) -> Tensor:
         packed, states = run_trunk(self.model, rows, share=self.shares_prompts)
         hidden = states.index_select(0, packed.last)
         wide = hidden if hidden.dtype == torch.float64 else hidden.float()
-        scores = torch.nn.functional.linear(
+        scores: Tensor = torch.nn.functional.linear(
             wide, self.model.score.weight.to(wide.dtype), self.model.score.bias
         )
-        return scores.squeeze(-1)
+        return scores
 
     def save(self, path: Path) -> None:
         save_folder(self.model, self.tokenizer, path, start=self.path)

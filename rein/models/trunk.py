@@ -1,15 +1,16 @@
-"""The decoder below a head, run over a pack of rows."""
+"""The decoder below a head, run over a pack of rows; a whole pass as one module."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rein.models.attention import can_share
 from rein.models.load import trunk_of
 from rein.models.packing import Packed, pack
+from rein.models.ulysses import Slices
 from rein.types import TokenRow
 
 
@@ -18,9 +19,24 @@ def shares_prompts(model: Any) -> bool:
     return can_share(model.config, model.device)
 
 
-def run_trunk(model: Any, rows: Sequence[TokenRow], *, share: bool) -> tuple[Packed, Tensor]:
-    """The pack of the rows and the last hidden state of each of its positions, [N, H]."""
+class Whole(nn.Module):
+    """A model's pass as one module's forward, trunk and head: what cuts a model from outside needs one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[..., Any], *given: Any, **options: Any) -> Any:
+        return compute(*given, **options)
+
+
+def run_trunk(
+    model: Any, rows: Sequence[TokenRow], *, share: bool, slices: Slices | None = None
+) -> tuple[Packed, Tensor]:
+    """The pack of the rows or this rank's slice of it, and the last hidden state of each position, [N, H]."""
     packed = pack(rows, model.device, share=share)
+    if slices is not None:
+        packed = slices.cut(packed)
     out = trunk_of(model)(
         input_ids=packed.input_ids,
         position_ids=packed.position_ids,

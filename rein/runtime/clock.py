@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 OTHER = "other"
 
@@ -40,6 +41,7 @@ class Clock:
     """Runs from when it is made."""
 
     def __init__(self) -> None:
+        self.marks: Callable[[str], AbstractContextManager[Any]] = nullcontext  # entered for each phase
         self._before, self._lap = Spent(), Spent()
         self._open = [OTHER]
         self._seen = time.perf_counter(), time.process_time()
@@ -50,7 +52,8 @@ class Clock:
         self._charge()
         self._open.append(phase)
         try:
-            yield
+            with self.marks(phase):
+                yield
             self._lap.work[phase] += work
         finally:
             self._charge()

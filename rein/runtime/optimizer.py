@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 from rein.config.recipe import Optim
 from rein.errors import CheckpointError
 from rein.functional.schedules import lr_multiplier
+from rein.sharded import cut_like, norm
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's, of a weight that was moved
 
@@ -21,7 +22,14 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's, of a weight that was mov
 class Optimizer:
     """Holds the trainable parameters of one model."""
 
-    def __init__(self, model: nn.Module, optim: Optim, *, grad_clip: float, total_steps: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optim: Optim,
+        *,
+        grad_clip: float,
+        total_steps: int,
+    ) -> None:
         self.named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.parameters = [p for _, p in self.named]
         self.optim, self.grad_clip, self.total_steps = optim, grad_clip, max(total_steps, 1)
@@ -52,8 +60,7 @@ class Optimizer:
     @torch.no_grad()
     def grad_norm(self) -> float:
         """L2 norm of all gradients, before clipping; weights and gradients untouched."""
-        norms = [p.grad.norm() for p in self.parameters if p.grad is not None]
-        return torch.stack(norms).norm().item() if norms else 0.0
+        return norm([p.grad for p in self.parameters if p.grad is not None])
 
     def apply(self, grad_norm: float) -> None:
         """Clip to grad_clip and step. `grad_norm` is what grad_norm() gave for these gradients."""
@@ -112,11 +119,11 @@ class Optimizer:
         self.adam.state.clear()
         with torch.no_grad():
             for name, parameter in self.named:
-                parameter.copy_(tensors[f"weight/{name}"])
+                parameter.copy_(cut_like(tensors[f"weight/{name}"], parameter))
                 if name not in meta["still"]:
-                    self.adam.state[parameter] = {
-                        key: tensors[f"{key}/{name}"].to(parameter.device, copy=True) for key in MOMENTS
-                    }
+                    own = {key: tensors[f"{key}/{name}"].to(parameter.device, copy=True) for key in MOMENTS}
+                    cut = {key: cut_like(own[key], parameter) for key in MOMENTS if key != "step"}
+                    self.adam.state[parameter] = own | cut
         self.adam.zero_grad(set_to_none=True)
         self.step = int(meta["step"])
 

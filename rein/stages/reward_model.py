@@ -15,7 +15,7 @@ import torch
 
 from rein.config import paths
 from rein.config.recipe import Recipe
-from rein.data.batches import epoch_order, micro_batches, over_budget_note
+from rein.data.batches import epoch_order, micro_batches, over_budget_note, turns_of
 from rein.data.loader import load_pairs, rejects_kept, write_rejects
 from rein.data.split import holdout
 from rein.data.tokenize import Encoder
@@ -23,9 +23,11 @@ from rein.errors import ConfigError
 from rein.functional.preferences import bradley_terry_loss, pair_statistics
 from rein.models.load import load_tokenizer, stop_ids, weights_hash
 from rein.models.reward_model import RewardModel, load_reward_model
-from rein.runtime.optimizer import Optimizer
+from rein.protocols import Mesh
 from rein.runtime.seeding import derive
-from rein.stages.supervised import LOSS_KEY, descend, forget, rows_mark
+from rein.runtime.single import SINGLE
+from rein.stages.supervised import LOSS_KEY, Pupil, descend, forget, rows_mark
+from rein.stages.team import model_options, team_of
 from rein.stages.tokens import FACT, compared
 from rein.tracking.console import Console
 from rein.types import Ids, Metrics, PreferencePair
@@ -52,22 +54,24 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     )
     marks = compared(encoder, console, trunk, paths.reward_files(recipe))
     rows, held_out, counts = _load_rows(recipe, console, encoder)
-    options = recipe.model.model_dump(exclude={"path", "logits_chunk", "use_torch_compile"})
-    model = load_reward_model(trunk, seed=derive(recipe.seed, "reward"), where="reward.path", **options)
+    model = _open(recipe)["reward"]
     per_epoch = -(-len(rows) // reward.batch_size)
     total = reward.epochs * per_epoch
-    optimizer = Optimizer(model.model, reward.optim, grad_clip=reward.grad_clip, total_steps=total)
-    budget = reward.ppo_max_token_len_per_gpu
-    before = measure(model, held_out, budget)
+    team = team_of(recipe, {"reward": model}, _open)
+    pupil = team.made(
+        "pupil", Pupil, "reward", reward_backward, reward.optim, measure=measure,
+        grad_clip=reward.grad_clip, total=total, budget=reward.ppo_max_token_len_per_gpu,
+    )  # fmt: skip
+    before = pupil.measure(held_out)
 
-    def backward(step: int) -> Metrics:
+    def rows_of(step: int) -> list[PreferencePair]:
         order = epoch_order(len(rows), recipe.data_seed, step // per_epoch, recipe.data.shuffle)
         begin = (step % per_epoch) * reward.batch_size
-        return reward_backward(model, [rows[i] for i in order[begin : begin + reward.batch_size]], budget)
+        return [rows[i] for i in order[begin : begin + reward.batch_size]]
 
     metrics = descend(
-        backward,
-        optimizer,
+        pupil,
+        rows_of,
         recipe=recipe,
         console=console,
         folder=folder,
@@ -81,14 +85,20 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
             "rows": rows_mark([row.prompt_ids.tobytes() + row.chosen_ids.tobytes() for row in rows]),
         },
     )
-    after = measure(model, held_out, budget)
+    after = pupil.measure(held_out)
     console.say(
         f"held-out pairs: {len(held_out)}, accuracy {after['accuracy']:.3f}, margin {after['margin']:.3f}"
     )
-    model.save(folder / "model")
+    team.files.save("reward", folder / "model")
     forget(folder)
     facts = {"rows": counts, "steps": total, "metrics": metrics, FACT: marks}
     return facts | {"held_out_before": before, "held_out": after}
+
+
+def _open(recipe: Recipe) -> dict[str, RewardModel]:
+    """The model that is trained."""
+    seed, trunk = derive(recipe.seed, "reward"), paths.reward_trunk(recipe)
+    return {"reward": load_reward_model(trunk, seed=seed, where="reward.path", **model_options(recipe))}
 
 
 def _load_rows(
@@ -122,35 +132,43 @@ def _sides(pairs: Sequence[PreferencePair]) -> list[Side]:
     return [side for pair in both for side in pair]
 
 
-def _pair_batches(pairs: Sequence[PreferencePair], budget: int) -> list[list[int]]:
-    """Micro-batches that keep a pair together."""
-    return micro_batches(_lengths(pairs), budget)
+def _turns(pairs: Sequence[PreferencePair], budget: int, mesh: Mesh) -> list[tuple[list[int], bool]]:
+    """This rank's micro-batches, which keep a pair together, and whether each counts."""
+    lengths = _lengths(pairs)
+    return turns_of(micro_batches(lengths, budget), lengths, mesh)
 
 
 def _lengths(pairs: Sequence[PreferencePair]) -> list[int]:
     return [2 * len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in pairs]
 
 
-def reward_backward(model: RewardModel, pairs: Sequence[PreferencePair], budget: int) -> Metrics:
+def reward_backward(
+    model: RewardModel, pairs: Sequence[PreferencePair], budget: int, mesh: Mesh = SINGLE
+) -> Metrics:
     """Gradients of the mean Bradley-Terry loss over the pairs."""
     total = right = 0.0
-    for part in _pair_batches(pairs, budget):
+    for part, counted in _turns(pairs, budget, mesh):
         some = [pairs[i] for i in part]
         scores = model.scores(_sides(some)).view(-1, 2)
         margin = torch.tensor([pair.margin for pair in some], dtype=scores.dtype)
         loss = bradley_terry_loss(scores[:, 0], scores[:, 1], margin).sum() / len(pairs)
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.item()
-        right += float((scores[:, 0] > scores[:, 1]).sum())
+        (loss if counted else 0 * loss).backward()  # type: ignore[no-untyped-call]
+        if counted:
+            total += loss.item()
+            right += float((scores[:, 0] > scores[:, 1]).sum())
+    total, right = mesh.sum([total, right])
     return {LOSS_KEY: total, "train/accuracy": right / len(pairs)}
 
 
 @torch.no_grad()
-def measure(model: RewardModel, pairs: Sequence[PreferencePair], budget: int) -> Metrics:
+def measure(model: RewardModel, pairs: Sequence[PreferencePair], budget: int, mesh: Mesh = SINGLE) -> Metrics:
     """Accuracy, ties and mean margin on held-out pairs."""
     if not pairs:
         return {"accuracy": float("nan"), "ties": float("nan"), "margin": float("nan")}
     scores = torch.zeros(len(pairs), 2)
-    for part in _pair_batches(pairs, budget):
-        scores[torch.tensor(part)] = model.scores(_sides([pairs[i] for i in part])).view(-1, 2).float()
+    for part, counted in _turns(pairs, budget, mesh):
+        found = model.scores(_sides([pairs[i] for i in part])).view(-1, 2).float()
+        if counted:
+            scores[torch.tensor(part)] = found
+    mesh.add(scores)
     return pair_statistics(scores[:, 0], scores[:, 1])

@@ -6,6 +6,7 @@ Writes sft/model, sft/metrics.jsonl and manifest.json.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from rein.config import paths
 from rein.config.recipe import Recipe
-from rein.data.batches import epoch_order, over_budget_note, row_batches
+from rein.data.batches import epoch_order, over_budget_note, row_batches, turns_of
 from rein.data.loader import load_demonstrations, rejects_kept, write_rejects
 from rein.data.tokenize import Encoder
 from rein.errors import ConfigError
@@ -22,9 +23,11 @@ from rein.functional.losses.aggregate import aggregate
 from rein.functional.losses.imitation import negative_log_likelihood
 from rein.models.actor import Actor, load_actor
 from rein.models.load import weights_hash
-from rein.runtime.optimizer import Optimizer
+from rein.protocols import Mesh
 from rein.runtime.seeding import derive
-from rein.stages.supervised import LOSS_KEY, descend, forget, ones, rows_mark
+from rein.runtime.single import SINGLE
+from rein.stages.supervised import LOSS_KEY, Pupil, descend, forget, ones, rows_mark
+from rein.stages.team import model_options, team_of
 from rein.stages.tokens import FACT, compared, encoder_of
 from rein.tracking.console import Console
 from rein.types import Demonstration, Metrics
@@ -33,25 +36,26 @@ from rein.types import Demonstration, Metrics
 def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Fine-tune model.path on sft.files."""
     sft, folder = recipe.sft, paths.stage_dir(recipe, "sft")
-    options = recipe.model.model_dump(exclude={"path", "use_torch_compile"})
-    actor = load_actor(paths.base_model(recipe), seed=derive(recipe.seed, "sft"), **options)
+    actor = _open(recipe)["actor"]
     encoder = encoder_of(actor, recipe)
     marks = compared(encoder, console, paths.base_model(recipe), paths.sft_files(recipe))
     rows, counts = _load_rows(recipe, console, encoder)
     per_epoch = -(-len(rows) // sft.batch_size)
     total = sft.total_steps or sft.epochs * per_epoch
-    optimizer = Optimizer(actor.model, sft.optim, grad_clip=sft.grad_clip, total_steps=total)
+    team = team_of(recipe, {"actor": actor}, _open)
+    pupil = team.made(
+        "pupil", Pupil, "actor", sft_backward, sft.optim,
+        grad_clip=sft.grad_clip, total=total, budget=sft.ppo_max_token_len_per_gpu,
+    )  # fmt: skip
 
-    def backward(step: int) -> Metrics:
+    def rows_of(step: int) -> list[Demonstration]:
         order = epoch_order(len(rows), recipe.data_seed, step // per_epoch, recipe.data.shuffle)
         begin = (step % per_epoch) * sft.batch_size
-        return sft_backward(
-            actor, [rows[i] for i in order[begin : begin + sft.batch_size]], sft.ppo_max_token_len_per_gpu
-        )
+        return [rows[i] for i in order[begin : begin + sft.batch_size]]
 
     metrics = descend(
-        backward,
-        optimizer,
+        pupil,
+        rows_of,
         recipe=recipe,
         console=console,
         folder=folder,
@@ -65,9 +69,15 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
             "rows": rows_mark([row.prompt_ids.tobytes() + row.response_ids.tobytes() for row in rows]),
         },
     )
-    actor.save(folder / "model")
+    team.files.save("actor", folder / "model")
     forget(folder)
     return {"rows": counts, "steps": total, "metrics": metrics, FACT: marks}
+
+
+def _open(recipe: Recipe) -> dict[str, Actor]:
+    """The model that is trained."""
+    options = model_options(recipe) | {"logits_chunk": recipe.model.logits_chunk}
+    return {"actor": load_actor(paths.base_model(recipe), seed=derive(recipe.seed, "sft"), **options)}
 
 
 def _load_rows(
@@ -97,15 +107,18 @@ def _load_rows(
     return rows, {"in": loaded.total, "rejected": len(loaded.rejects), "trained": len(rows)}
 
 
-def sft_backward(actor: Actor, rows: list[Demonstration], budget: int) -> Metrics:
-    """Gradients of one batch, whatever its cut into micro-batches."""
+def sft_backward(actor: Actor, rows: Sequence[Demonstration], budget: int, mesh: Mesh = SINGLE) -> Metrics:
+    """Gradients of one batch, whatever its cut into micro-batches and ranks."""
     tokens = float(sum(int(row.response_mask.sum()) for row in rows))
     total = 0.0
-    for part in row_batches(rows, budget, share=actor.shares_prompts):
+    parts = row_batches(rows, budget, share=actor.shares_prompts, ranks=mesh.world_size)
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
+    for part, counted in turns_of(parts, lengths, mesh):
         some = [rows[i] for i in part]
         log_probs, _ = actor.log_probs(some, ones(len(some)))
         mask = padded([row.response_mask for row in some], torch.bool)
         loss = aggregate(negative_log_likelihood(log_probs), mask, "token-mean", tokens=tokens)
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.item()
+        (loss if counted else 0 * loss).backward()  # type: ignore[no-untyped-call]
+        total += loss.item() if counted else 0.0
+    (total,) = mesh.sum([total])
     return {LOSS_KEY: total, "train/tokens": tokens}

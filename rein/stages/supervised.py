@@ -1,6 +1,6 @@
 """The loop that SFT and reward modelling share: steps of one optimizer, logged, saved, resumed. Not a verb.
 
-Knows nothing of the loss: `backward(step)` leaves gradients and says its metrics.
+Knows nothing of the loss, which leaves gradients and says its metrics.
 """
 
 from __future__ import annotations
@@ -8,17 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rein.config.recipe import Recipe
+from rein.config.recipe import Optim, Recipe
 from rein.errors import CheckpointError, GuardStop, Interrupted
+from rein.protocols import Mesh
 from rein.runtime.interrupt import deferred
 from rein.runtime.optimizer import Optimizer
 from rein.snapshots import RunState, Snapshots
+from rein.stages.team import Team
 from rein.tracking.console import Console
 from rein.tracking.fanout import open_trackers
 from rein.types import Metrics
@@ -26,9 +28,52 @@ from rein.types import Metrics
 LOSS_KEY = "train/loss"
 
 
+Loss = Callable[[Any, Sequence[Any], int, Mesh], Metrics]  # model, rows, token budget, ranks
+
+
+class Pupil:
+    """A model under one loss, with its optimizer: on every rank."""
+
+    def __init__(
+        self,
+        team: Team,
+        role: str,
+        loss: Loss,
+        optim: Optim,
+        *,
+        grad_clip: float,
+        total: int,
+        budget: int,
+        measure: Loss | None = None,
+    ) -> None:
+        self.team, self.model = team, team.models[role]
+        self.loss, self.budget, self.measured_by = loss, budget, measure
+        self.optimizer = Optimizer(self.model.model, optim, grad_clip=grad_clip, total_steps=total)
+        team.learner = self
+
+    def backward(self, rows: Sequence[Any]) -> Metrics:
+        """Gradients of a batch, and its metrics; weights untouched."""
+        metrics = self.loss(self.model, rows, self.budget, self.team.share)
+        return metrics | {"train/lr": self.optimizer.lr, "train/grad_norm": self.optimizer.grad_norm()}
+
+    def apply(self, norm: float) -> None:
+        self.optimizer.apply(norm)
+
+    def measure(self, rows: Sequence[Any]) -> Metrics:
+        """What is said of rows without training on them."""
+        assert self.measured_by is not None
+        return self.measured_by(self.model, rows, self.budget, self.team.share)
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        return self.optimizer.state()
+
+    def restore(self, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
+        self.optimizer.restore(tensors, meta)
+
+
 def descend(
-    backward: Callable[[int], Metrics],  # step -> metrics, with gradients left in place
-    optimizer: Optimizer,
+    pupil: Pupil,
+    rows_of: Callable[[int], Sequence[Any]],  # the batch of a step
     *,
     recipe: Recipe,
     console: Console,
@@ -43,30 +88,30 @@ def descend(
     Raises GuardStop when the loss or gradient is not finite, Interrupted after a signal, CheckpointError when
     the snapshot was made with other settings.
     """
-    snapshots = Snapshots(folder / "snapshots", kind=what, keep=1)
+    team, optimizer = pupil.team, pupil.optimizer
+    snapshots = Snapshots(folder / "snapshots", kind=what, keep=1, write=team.write)
     mark = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
-    _resume(recipe, console, snapshots, optimizer, what, mark)
+    _resume(recipe, console, snapshots, pupil, what, mark)
     tracker = open_trackers(recipe.trainer.logger, folder, from_number=optimizer.step)
     metrics: Metrics = {}
 
     def save() -> None:
-        tensors, meta = optimizer.state()
+        tensors, meta = pupil.state()
         snapshots.save(optimizer.step, RunState(tensors, {"optimizer": meta, "settings": mark}))
 
     try:
         with deferred() as interrupt, console.progress(total, what) as advance:
             advance(optimizer.step)
             while optimizer.step < total:
-                metrics = backward(optimizer.step)
-                metrics["train/lr"] = optimizer.lr
-                norm = metrics["train/grad_norm"] = optimizer.grad_norm()
+                metrics = pupil.backward(rows_of(optimizer.step))
+                norm = metrics["train/grad_norm"]
                 if not (math.isfinite(norm) and math.isfinite(metrics[LOSS_KEY])):
                     raise GuardStop(
                         f"{what}: step {optimizer.step + 1} has loss {metrics[LOSS_KEY]} "
                         f"and gradient norm {norm}; "
                         "lower the learning rate or check the rows"
                     )
-                optimizer.apply(norm)
+                pupil.apply(norm)
                 tracker.log(metrics, optimizer.step)
                 advance(1, f"loss {metrics[LOSS_KEY]:.4f}")
                 if interrupt:
@@ -89,7 +134,7 @@ def forget(folder: Path) -> None:
 
 
 def _resume(
-    recipe: Recipe, console: Console, snapshots: Snapshots, optimizer: Optimizer, what: str, mark: str
+    recipe: Recipe, console: Console, snapshots: Snapshots, pupil: Pupil, what: str, mark: str
 ) -> None:
     if recipe.resume == "never":
         snapshots.clear()
@@ -105,9 +150,9 @@ def _resume(
             f"{snapshots.folder}: an unfinished run with other settings or rows; use the same recipe, "
             "another out=, or start anew with resume=never"
         )
-    optimizer.restore(state.tensors, state.meta["optimizer"])
-    snapshots.drop_after(optimizer.step)  # broken ones, or they would count as the newest
-    console.say(f"resume: {what} from step {optimizer.step}")
+    pupil.team.restore(state, "optimizer")
+    snapshots.drop_after(pupil.optimizer.step)  # broken ones, or they would count as the newest
+    console.say(f"resume: {what} from step {pupil.optimizer.step}")
 
 
 def rows_mark(keys: list[bytes]) -> str:

@@ -160,6 +160,7 @@ def graver(one: Verdict, other: Verdict) -> Verdict:
 def experiences(job: Job) -> Iterator[Experience]:
     """A batch after the other from the cursor on; the one a snapshot was taken in is the stored one."""
     while job.cursor.batch < job.batches:
+        job.profiler.step(job.cursor.batch + 1)
         kept, job.kept_experience = job.kept_experience, None
         rows, coef = job.rows_of(job.cursor.batch), job.learner.softened(job.learner.kl_coef_in_reward)
         yield kept or within_memory(job, None, partial(job.maker.make, rows, coef))
@@ -172,7 +173,7 @@ def within_memory(job: Job, role: str | None, work: Callable[[], T]) -> T:
         try:
             return work()
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error) or job.team.mesh.world_size > 1:  # other ranks wait amid a pass
                 raise
             if role is not None:
                 job.learner.forget(role)

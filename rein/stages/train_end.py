@@ -32,8 +32,8 @@ def end(job: Job) -> dict[str, Any]:
             )
     with job.clock("save_checkpoint"):
         if job.critic is not None:
-            job.critic.save(job.folder / "critic")
-        job.actor.save(job.folder / "last")
+            job.team.files.save("critic", job.folder / "critic")
+        job.team.files.save("actor", job.folder / "last")
         if not job.best:
             _same(job.folder / "last", job.folder / "best")
     job.log_times()

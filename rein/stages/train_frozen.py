@@ -20,12 +20,13 @@ from rein.data.cache import ScoreCache
 from rein.data.filters import usable_log_probs
 from rein.data.rejects import BadRow
 from rein.errors import ConfigError, DataError
-from rein.experience import in_micro_batches
+from rein.experience import Passes
 from rein.models.actor import Actor, load_actor
 from rein.models.identity import model_key
 from rein.protocols import Tokenizer
 from rein.runtime.clock import Clock
 from rein.runtime.memory import free_models
+from rein.runtime.ranks import started
 from rein.tracking.console import Console
 from rein.types import Floats, Trajectory
 
@@ -38,6 +39,7 @@ def references(
     recipe: Recipe,
     console: Console,
     actor: Actor,
+    passes: Passes,  # of the actor
     rows: list[Trajectory],
     counts: Counts,
     clock: Clock,
@@ -45,7 +47,9 @@ def references(
     """Reference log-probs of every row; the actor still is the reference: just loaded, nothing restored."""
     if "reference" not in needs(recipe):
         return None
-    return _said(recipe, console, actor, rows, REFERENCE, counts, clock)
+    cast = started() and recipe.model.precision == "fast"  # by FSDP2, not into copies: other last digits
+    precision = "fast, cast" if cast else recipe.model.precision
+    return _said(recipe, console, actor, passes, rows, REFERENCE, precision, counts, clock)
 
 
 def recomputed(
@@ -76,7 +80,8 @@ def recomputed(
         raise ConfigError(
             f"{where}: {path} has other tokens than the model; give the model that wrote the rows"
         )
-    found = _said(recipe, console, behavior, rows, BEHAVIOR, counts, clock)
+    passes, precision = Passes(behavior, None), recipe.model.precision
+    found = _said(recipe, console, behavior, passes, rows, BEHAVIOR, precision, counts, clock)
     del behavior
     free_models()
     cut = sum(row.top_p < 1 for row in rows)
@@ -101,8 +106,10 @@ def _said(
     recipe: Recipe,
     console: Console,
     model: Actor,
+    passes: Passes,
     rows: Sequence[Trajectory],
     kind: str,
+    precision: str,  # how the passes compute
     counts: Counts,
     clock: Clock,
 ) -> dict[str, Floats]:
@@ -112,7 +119,7 @@ def _said(
         dtype=recipe.model.dtype,
         device=str(model.device.type),
         where=what,
-        precision=recipe.model.precision,
+        precision=precision,
         compiled=recipe.model.use_torch_compile,
     )
     cache = ScoreCache(paths.cache_dir(recipe), kind, key, {"model": model.path})
@@ -122,7 +129,7 @@ def _said(
     missing = len({row.key for row in rows if row.key not in cache})
     computing = partial(clock, PHASES[kind])
     with console.progress(missing, what) if missing else nullcontext(lambda _: None) as advance:
-        found = reference_log_probs(rows, model, cache, budget, advance, computing)
+        found = reference_log_probs(rows, passes, cache, budget, advance, computing)
     counts[kind] = cache.counts
     console.say(
         f"{what}: {cache.hits} rows from the cache, {cache.misses} computed ({paths.cache_dir(recipe)})"
@@ -132,7 +139,7 @@ def _said(
 
 def reference_log_probs(
     rows: Sequence[Trajectory],
-    reference: Actor,
+    reference: Passes,
     cache: ScoreCache,
     budget: int,
     advance: Callable[[int], None],
@@ -153,12 +160,7 @@ def reference_log_probs(
     for begin in range(0, len(todo), 256):
         some = todo[begin : begin + 256]
         with computing():
-            log_probs = in_micro_batches(
-                some,
-                budget,
-                lambda part, temp: reference.log_probs(part, temp)[0],
-                share=reference.shares_prompts,
-            )
+            log_probs = reference.log_probs(some, budget)
         fresh = {row.key: log_probs[i, : len(row.response_ids)].float().numpy() for i, row in enumerate(some)}
         cache.add(fresh)
         found.update(fresh)

@@ -19,16 +19,14 @@ from rein.data.audit.verdict import Verdict as AuditVerdict
 from rein.data.batches import epoch_batches, epoch_order
 from rein.data.groups import by_prompt, longest_group, units
 from rein.experience import ExperienceMaker, value_metrics
-from rein.experience import in_micro_batches as forward_rows
 from rein.guards.presets import KL
-from rein.learner import Learner, mini_batch_size, optimizer_steps
-from rein.models.actor import Actor
-from rein.models.critic import Critic
+from rein.learner import mini_batch_size, optimizer_steps
 from rein.probe import Probe
 from rein.runtime.clock import Clock
+from rein.runtime.profiler import Profiler
 from rein.runtime.seeding import derive
-from rein.runtime.single import SingleMesh
 from rein.snapshots import Snapshots
+from rein.stages.team import Team, make_learner
 from rein.stages.train_end import end
 from rein.stages.train_pace import Pace
 from rein.stages.train_reins import Reins
@@ -51,8 +49,7 @@ class Job:
         console: Console,
         rows: Rows,
         start: str,  # content hashes of what actor and critic start from
-        actor: Actor,
-        critic: Critic | None,
+        team: Team,
         maker: ExperienceMaker,
         probe: Probe,
         validator: Validator | None,
@@ -60,10 +57,13 @@ class Job:
     ) -> None:
         self.recipe, self.console = recipe, console
         self.rows, self.train_rows, self.start = rows, rows.train, start
-        self.actor, self.critic = actor, critic
+        self.team = team
+        self.actor, self.critic = actor, critic = team.actor, team.critic
         self.maker, self.probe, self.validator = maker, probe, validator
-        self.clock, self.pace = clock, Pace(clock, actor, critic)
+        self.clock, self.pace = clock, Pace(clock, actor, critic, alone=team.mesh.world_size == 1)
         self.folder = paths.stage_dir(recipe, "train")
+        self.profiler = Profiler(recipe.trainer.profile, self.folder / "profile")
+        clock.marks = self.profiler.phase
         self._planned: tuple[int, list[list[int]]] | None = None
         wanted = needs(recipe)
         keep, longest = recipe.data.keep_groups, longest_group(recipe, rows.train)
@@ -78,20 +78,16 @@ class Job:
         critic_steps = optimizer_steps(recipe, "critic", sizes, longest) if critic is not None else 0
         self.total_updates = self.fit_steps + actor_steps + critic_steps
         in_reward, in_loss, _ = kl_coefs(recipe)
-        self.learner = Learner(
-            recipe,
-            actor,
-            critic,
-            SingleMesh(),
-            kl_coef_in_loss=in_loss,
-            kl_coef_in_reward=in_reward,
-            actor_steps=actor_steps,
-            critic_steps=critic_steps + self.fit_steps,
-            demonstrations=rows.demonstrations,
-            reference=maker.reference,
-            longest_group=longest,
-        )
-        self.snapshots = Snapshots(self.folder / "snapshots")
+        options = {
+            "kl_coef_in_loss": in_loss,
+            "kl_coef_in_reward": in_reward,
+            "actor_steps": actor_steps,
+            "critic_steps": critic_steps + self.fit_steps,
+            "demonstrations": rows.demonstrations,
+            "longest_group": longest,
+        }
+        self.learner = team.made("learner", make_learner, recipe, **options)
+        self.snapshots = Snapshots(self.folder / "snapshots", write=team.write)
         self.reins = Reins(self)
         self.dropped: set[str] = set()  # roles whose updates of this batch are over (stop_epochs)
         self.cursor = Cursor()
@@ -159,17 +155,16 @@ class Job:
         if left:
             self.fit_steps -= left
             self.total_updates -= left
-            self.learner.optimizers["critic"].total_steps -= left
+            self.learner.shorten("critic", left)
 
     def held_out_explained_variance(self) -> float:
         """Explained variance of the stored returns on held-out rows; NaN where there are none."""
-        critic, rows = self.critic, self.rows.held_out[:HELD_OUT_VALUE_ROWS]
-        if critic is None or not rows:
+        rows = self.rows.held_out[:HELD_OUT_VALUE_ROWS]
+        if self.critic is None or not rows:
             return math.nan
         returns, mask = self.maker.stored_returns(rows)
-        budget, share = self.maker.token_budget, critic.shares_prompts
         with self.clock("values"):
-            values = forward_rows(rows, budget, lambda part, _: critic.values(part), share=share)
+            values = self.maker.passes.values(rows, self.maker.token_budget)
         return value_metrics(values, returns, mask)["critic/vf_explained_var"]
 
     # what is said and kept
@@ -223,7 +218,7 @@ class Job:
         if self.reins.acts:
             self.best["snapshot"] = self.cursor.number
         with self.clock("save_checkpoint"):
-            self.actor.save(self.folder / "best")
+            self.team.files.save("actor", self.folder / "best")
         return True
 
     def after_batch(self, rows: int, between: Callable[[], None]) -> Verdict:
@@ -274,5 +269,8 @@ class Job:
         return end(self)
 
     def close(self) -> None:
-        if self.tracker is not None:
-            self.tracker.close()
+        try:
+            self.profiler.close()
+        finally:
+            if self.tracker is not None:
+                self.tracker.close()

@@ -5,7 +5,6 @@ Part of stages/train.py.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,19 @@ from rein.config.rules import sums_over_vocabulary
 from rein.data.audit.verdict import Verdict
 from rein.data.loader import load_prompts, rejects_kept, write_rejects
 from rein.data.tokenize import Encoder
-from rein.engines.hf import HfEngine
 from rein.errors import CheckpointError, DataError
 from rein.experience import ExperienceMaker
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import Critic, critic_on, load_critic
 from rein.models.load import weights_hash
-from rein.models.precision import refresh_copies
 from rein.models.reference import Reference
-from rein.probe import PROBE_ROWS, Probe
+from rein.probe import PROBE_ROWS
 from rein.rewards import build, uses_model
 from rein.runtime.clock import Clock
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
 from rein.snapshots import RunState, load
+from rein.stages.team import Team, make_engine, make_passes, make_probe, model_options, team_of
 from rein.stages.tokens import compared, encoder_of
 from rein.stages.train_budget import with_budget
 from rein.stages.train_frozen import Counts, recomputed, references
@@ -52,12 +50,7 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     A rehearsal restores and writes nothing.
     """
     clock, start = Clock(), paths.start_policy(recipe, "train")
-    actor = load_actor(
-        start,
-        seed=derive(recipe.seed, "actor"),
-        logits_chunk=recipe.model.logits_chunk,
-        **_model_options(recipe),
-    )
+    actor = _open_actor(recipe)
     encoder = encoder_of(actor, recipe)
     marks = compared(encoder, console, start, [*paths.train_files(recipe), *paths.mixed_files(recipe)])
     folder = paths.stage_dir(recipe, "train")
@@ -79,8 +72,12 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     critic = _critic(recipe, console, actor) if "critic" in wanted else None
     corrected = corrects(recipe, console, rows.train)
     referred = rows.train[:16] if rehearsal else rows.train
+    reference = _reference(recipe, console, actor) if "reference" in wanted else None
+    models = {"actor": actor} if critic is None else {"actor": actor, "critic": critic}
+    team = team_of(recipe, models, _open_models, reference)
+    passes = team.made("passes", make_passes)
     with clock("data"):
-        said = references(recipe, console, actor, referred, counts, clock)
+        said = references(recipe, console, actor, passes, referred, counts, clock)
     maker = ExperienceMaker(
         recipe,
         actor,
@@ -88,17 +85,18 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         said,
         corrected=corrected,
         statistics=score_statistics_of(recipe, console, rows.train),
-        reference=_reference(recipe, console, actor) if said is not None else None,
+        reference=reference,
+        passes=passes,
     )
     budget = recipe.actor.token_budget
     probe_rows = sorted(rows.held_out, key=lambda row: row.key)[:PROBE_ROWS]
     with clock("probe"):
-        probe = Probe(actor, probe_rows, budget)
-    validator = None if rehearsal else _validator(recipe, console, actor, encoder, rows.held_out, folder)
+        probe = team.made("probe", make_probe, probe_rows, budget)
+    validator = None if rehearsal else _validator(recipe, console, team, encoder, rows.held_out, folder)
     maker.clock = clock
     if validator is not None:
         validator.clock = clock
-    job = Job(recipe, console, rows, _content(actor, critic), actor, critic, maker, probe, validator, clock)
+    job = Job(recipe, console, rows, _content(actor, critic), team, maker, probe, validator, clock)
     job.audited = audited
     job.cached = counts
     if not rehearsal:
@@ -143,19 +141,36 @@ def _content(actor: Actor, critic: Critic | None) -> str:
     return " ".join(weights_hash(Path(model.path)) for model in (actor, critic) if model is not None)
 
 
-def _model_options(recipe: Recipe) -> dict[str, Any]:
-    return recipe.model.model_dump(exclude={"path", "logits_chunk", "use_torch_compile"})
+def _open_models(recipe: Recipe) -> dict[str, Actor | Critic]:
+    """What this process opened, on another rank."""
+    actor = _open_actor(recipe)
+    return {"actor": actor} | ({"critic": _open_critic(recipe, actor)} if "critic" in needs(recipe) else {})
 
 
-def _critic(recipe: Recipe, console: Console, actor: Actor) -> Critic:
-    """A model of its own, or adapters and a head on the actor's trunk; says what these cost."""
-    seed, options = derive(recipe.seed, "critic"), _model_options(recipe)
+def _open_actor(recipe: Recipe) -> Actor:
+    return load_actor(
+        paths.start_policy(recipe, "train"),
+        seed=derive(recipe.seed, "actor"),
+        logits_chunk=recipe.model.logits_chunk,
+        **model_options(recipe),
+    )
+
+
+def _open_critic(recipe: Recipe, actor: Actor) -> Critic:
+    """A model of its own, or adapters and a head on the actor's trunk."""
+    seed, options = derive(recipe.seed, "critic"), model_options(recipe)
     if not recipe.critic.model.share_trunk:
         return load_critic(paths.critic_start(recipe), seed=seed, **options)
     del options["dtype"], options["precision"]  # are the actor's
-    critic = critic_on(actor, seed=seed, **options)
-    own = sum(parameter.nbytes for parameter in critic.model.parameters() if parameter.requires_grad)
-    console.say(f"critic: adapters and a head on the actor's trunk, {own / 2**20:,.1f} MiB")
+    return critic_on(actor, seed=seed, **options)
+
+
+def _critic(recipe: Recipe, console: Console, actor: Actor) -> Critic:
+    """The critic; says what it costs on the actor's trunk."""
+    critic = _open_critic(recipe, actor)
+    if recipe.critic.model.share_trunk:
+        own = sum(parameter.nbytes for parameter in critic.model.parameters() if parameter.requires_grad)
+        console.say(f"critic: adapters and a head on the actor's trunk, {own / 2**20:,.1f} MiB")
     return critic
 
 
@@ -172,7 +187,7 @@ def _reference(recipe: Recipe, console: Console, actor: Actor) -> Reference | No
 def _validator(
     recipe: Recipe,
     console: Console,
-    actor: Actor,
+    team: Team,
     encoder: Encoder,
     held_out: list[Trajectory],
     folder: Path,
@@ -200,14 +215,7 @@ def _validator(
     scorer = None
     if uses_model([*truth, *proxy]):
         scorer = open_scorer(paths.reward_model(recipe), paths.cache_dir(recipe))
-    engine = HfEngine(
-        actor.model,
-        actor.tokenizer,
-        actor.stop_ids,
-        batch_size=recipe.rollout.batch_size,
-        stop_texts=recipe.rollout.stop,
-        before=partial(refresh_copies, actor.model),
-    )
+    engine = team.made("engine", make_engine, recipe.rollout.batch_size, recipe.rollout.stop)
     room = recipe.rollout.max_new_tokens or recipe.data.max_response_length
     judges = [build(specs, scorer=scorer) for specs in ([truth] if proxy == truth else [truth, proxy])]
     for note in dict.fromkeys(note for judge in judges for note in judge.notes):

@@ -38,7 +38,7 @@ MODELS = (*GROUPS["models"], "probe", "testing")
 class Pace:
     """Reads the clock; counts tokens, each batch's once, since this process began."""
 
-    def __init__(self, clock: Clock, actor: Actor, critic: Critic | None) -> None:
+    def __init__(self, clock: Clock, actor: Actor, critic: Critic | None, *, alone: bool = True) -> None:
         self.clock = clock
         self.flops = {"actor": Flops(actor.model)}
         if critic is not None:
@@ -47,7 +47,9 @@ class Pace:
         weight = next(actor.model.parameters())
         self.dtype = torch.bfloat16 if is_fast(actor.model) else weight.dtype
         # Of a GPU the rate at best is not known, and CPU seconds say nothing of it.
-        self.has_mfu = weight.device.type == "cpu" and all(flops.known for flops in self.flops.values())
+        on_cpu = weight.device.type == "cpu"
+        self.alone = alone  # else CPU seconds are one rank's, and tokens all ranks'
+        self.has_mfu = alone and on_cpu and all(flops.known for flops in self.flops.values())
 
     def work(self, role: str, rows: Sequence[TokenRow]) -> float:
         """Useful FLOPs of an update on these rows."""
@@ -72,7 +74,7 @@ class Pace:
             "perf/total_num_tokens": tokens,
             "perf/time_per_step": seconds,
             "perf/throughput": tokens / seconds,
-            "perf/cpu_seconds_per_token": cpu / tokens,
+            **({"perf/cpu_seconds_per_token": cpu / tokens} if self.alone else {}),
             "perf/peak_resident_gb": peak_resident_gb(),
             **{f"perf/mfu/{role}": share for role, share in self._mfu(lap).items()},
         }
@@ -105,7 +107,11 @@ class Pace:
             found |= {
                 "tokens": self.tokens,
                 "tokens_per_second": round(self.tokens / self.seconds, 2),
-                "cpu_seconds_per_1000_tokens": round(1000 * self.cpu / self.tokens, 4),
+                **(
+                    {"cpu_seconds_per_1000_tokens": round(1000 * self.cpu / self.tokens, 4)}
+                    if self.alone
+                    else {}
+                ),
                 "mfu": {role: round(share, 4) for role, share in self._mfu(spent).items()},
             }
         if found.get("mfu"):
@@ -121,10 +127,11 @@ def _outside(spent: Mapping[str, float]) -> float:
 def say(found: Mapping[str, Any], console: Console) -> None:
     """The summary in three lines."""
     if "tokens" in found:
+        cpu = found.get("cpu_seconds_per_1000_tokens")
         mfu = ", ".join(f"{share:.2f} {role}" for role, share in found["mfu"].items())
         console.say(
-            f"speed: {found['tokens_per_second']:.4g} tokens/s, "
-            f"{found['cpu_seconds_per_1000_tokens']:.3g} CPU-s per 1,000 tokens"
+            f"speed: {found['tokens_per_second']:.4g} tokens/s"
+            + (f", {cpu:.3g} CPU-s per 1,000 tokens" if cpu is not None else "")
             + (f", MFU {mfu} (of {found['core_gflops']:.4g} GFLOP/s a core)" if mfu else "")
         )
     groups = ", ".join(f"{name} {100 * share:.1f} %" for name, share in found["shares"].items())

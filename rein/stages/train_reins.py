@@ -204,7 +204,7 @@ class Reins:
         job = self.job
         self._event("end", job.cursor.number, action=action.value, reason=why)
         if action is not Action.STOP:
-            job.actor.save(job.folder / "last")
+            job.team.files.save("actor", job.folder / "last")
         words = {
             Action.REFRESH: "asks for fresh rollouts (rein rollout with train's last, score, train again)",
             Action.PAUSE: "paused; read journal.jsonl, then go on with the same command",

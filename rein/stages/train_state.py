@@ -16,6 +16,7 @@ from torch import Tensor
 from rein.errors import CheckpointError
 from rein.manifest import settings_read
 from rein.snapshots import RunState
+from rein.stages.team import KEPT
 from rein.stages.train_rows import content
 from rein.types import Experience, Trajectory
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from rein.stages.train_job import Job
 
 EXPERIENCE_TENSORS = [f.name for f in dataclasses.fields(Experience) if f.name not in ("rows", "metrics")]
-KEPT = "experience/"  # begins the names of their tensors
 
 
 @dataclasses.dataclass(slots=True)
@@ -104,8 +104,7 @@ def go_back(job: Job, state: RunState) -> None:
     meta, cursor = state.meta, Cursor(**state.meta["cursor"])
     kept = _experience(state, job.rows_of(cursor.batch)) if meta["experience"] else None
     job.reins.restore_readings(meta["reins"])
-    rest = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(KEPT)}
-    job.learner.restore(rest, meta["learner"])
+    job.team.restore(state, "learner")
     job.cursor, job.kept_experience, job.saved_at = cursor, kept, None
     job.shorten_fit(meta["fit_steps"])
     job.applied, job.dropped = dict(meta["applied"]), set(meta["dropped"])

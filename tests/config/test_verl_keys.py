@@ -103,6 +103,8 @@ READ: list[tuple[str, str, str, Any]] = [
     ),
     ("trainer.critic_warmup", "20", "trainer.critic_warmup", 20),
     ("trainer.test_freq", "5", "trainer.test_freq", 5),
+    ("actor.strategy", "fsdp", "runtime", "fsdp"),
+    ("actor.strategy", "fsdp2", "runtime", "fsdp"),
     ("trainer.save_freq", "20", "trainer.save_freq", 20),
     ("trainer.total_epochs", "15", "trainer.total_epochs", 15),
     ("trainer.logger", '["console"]', "trainer.logger", ["console"]),
@@ -115,22 +117,20 @@ READ: list[tuple[str, str, str, Any]] = [
 PREFIXED = [row for row in READ if row[0].partition(".")[0] in ("actor", "model", "rollout")]
 
 REFUSED = [
-    ("actor.strategy", "fsdp", "FSDP"),
-    ("actor.strategy", "fsdp2", "FSDP"),
-    ("critic.strategy", "fsdp2", "FSDP"),
-    (f"{PREFIX}ref.strategy", "fsdp2", "FSDP"),
-    ("actor.fsdp_config.offload_policy", "true", "FSDP"),
-    ("actor.fsdp_config.forward_prefetch", "true", "FSDP"),
-    ("actor.fsdp_config.param_offload", "true", "FSDP"),
-    ("actor.ulysses_sequence_parallel_size", "2", "Ulysses"),
     ("rollout.gpu_memory_utilization", "0.5", "inference engine"),
     ("rollout.tensor_model_parallel_size", "2", "inference engine"),
     ("rollout.name", "vllm", "inference engine"),
     ("trainer.logger", '["console","wandb"]', "wandb is not built yet"),
-    ("trainer.nnodes", "2", "node"),
-    ("trainer.n_gpus_per_node", "8", "process"),
     ("data.truncation", "middle", "not built yet"),
     ("data.prompt_key", "question", "prompt column"),
+]
+ELSEWHERE = [
+    ("actor.fsdp_config.offload_policy", "true", "the rest is not built yet"),
+    ("actor.fsdp_config.forward_prefetch", "true", "fsdp.forward_prefetch"),
+    ("critic.model.fsdp_config.param_offload", "true", "the rest is not built yet"),
+    ("trainer.nnodes", "2", "write runtime=fsdp"),
+    ("trainer.n_gpus_per_node", "8", "write runtime=fsdp"),
+    ("actor.ulysses_sequence_parallel_size", "2", "does not divide 1 processes"),
 ]
 BESIDE = {  # what a key is read with only
     "actor.policy_loss.tau_neg": ["actor.policy_loss.loss_mode=sapo"],
@@ -140,6 +140,8 @@ OFF = [
     ("actor.use_torch_compile", "False"),
     ("ref.use_torch_compile", "False"),
     ("actor.strategy", "null"),
+    ("critic.strategy", "fsdp2"),
+    ("ref.strategy", "fsdp2"),
     ("actor.fsdp_config.offload_policy", "false"),
     ("actor.fsdp_config.forward_prefetch", "False"),
     ("actor.ulysses_sequence_parallel_size", "1"),
@@ -191,6 +193,13 @@ def test_what_is_not_built_is_refused_by_name(key: str, value: str, feature: str
     assert key in message
     assert "not built" in message
     assert feature in message
+
+
+@pytest.mark.parametrize(("key", "value", "instead"), ELSEWHERE)
+def test_what_is_said_otherwise_is_refused_with_the_way(key: str, value: str, instead: str) -> None:
+    message = refusal(f"{key}={value}")
+    assert key in message
+    assert instead in message
 
 
 @pytest.mark.parametrize(("key", "value"), OFF)

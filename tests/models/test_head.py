@@ -70,7 +70,7 @@ def test_a_head_of_bfloat16_products_is_near(how: str, near: float, chunk: int) 
     own = log_probs_of(hidden @ head.weight.t(), ids)
     wanted = [own.detach(), *taken(hidden, head, own)]
     copy = head.weight.detach().bfloat16()
-    sum_in_place(head, Wide(copy, head.weight) if how == "wide" else Split(head.weight))
+    sum_in_place(head, lambda own: Wide(copy, own.weight) if how == "wide" else Split(own.weight))
     found = head_log_probs(hidden, head, ids, entries=chunk * V, precision="highest")
     for one, other in zip([found.detach(), *taken(hidden, head, found)], wanted, strict=True):
         assert (one - other).norm() < near * other.norm()
@@ -82,7 +82,7 @@ def test_a_sure_head_keeps_the_gradient_of_what_is_missing_to_1(how: str) -> Non
     head = nn.Linear(2, 2, bias=False)
     nn.init.eye_(head.weight)
     if how == "wide":
-        sum_in_place(head, Wide(head.weight.detach().bfloat16(), head.weight))
+        sum_in_place(head, lambda own: Wide(own.weight.detach().bfloat16(), own.weight))
     hidden = torch.tensor([[8.0, 0.0]], requires_grad=True)
     head_log_probs(hidden, head, torch.tensor([0]), entries=2, precision="highest").sum().backward()
     assert hidden.grad is not None

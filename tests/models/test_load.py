@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config
 
+from rein.drafts import replace_folder
 from rein.errors import CheckpointError, ConfigError
 from rein.models.actor import load_actor
 from rein.models.critic import load_critic
@@ -20,7 +21,6 @@ from rein.models.load import (
     load_causal_lm,
     load_tokenizer,
     model_folder,
-    replace_folder,
     stop_ids,
     weights_hash,
 )

@@ -109,7 +109,7 @@ def test_a_layer_in_halves_is_float32_s_forward_and_backward() -> None:
     double = nn.Linear(600, 500).double()
     double.load_state_dict(layer.state_dict())
     wide = x.detach().double().requires_grad_()
-    sum_in_place(layer, Split(layer.weight))
+    sum_in_place(layer, lambda own: Split(own.weight))
     found, true = layer(x), double(wide)
     found.square().sum().backward()
     true.square().sum().backward()

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ from torch import nn
 
 from rein.config.recipe import Optim, Recipe
 from rein.errors import CheckpointError, GuardStop
-from rein.runtime.optimizer import Optimizer
+from rein.protocols import Mesh
+from rein.runtime.single import SINGLE
 from rein.snapshots import Snapshots
-from rein.stages.supervised import descend, forget
+from rein.stages.supervised import Pupil, descend, forget
+from rein.stages.team import Team
 from rein.tracking.console import Console
 from rein.tracking.jsonl import read_metrics
 from rein.types import Metrics
@@ -21,23 +25,32 @@ from rein.types import Metrics
 TOTAL = 7
 
 
+@dataclass
+class Small:
+    """What stands in a model's place."""
+
+    model: nn.Linear
+
+
 def run(
     folder: Path, *, what: str = "sft", stop_after: int = TOTAL, save_freq: int = 3, **more: Any
 ) -> nn.Linear:
     """Steps of a small regression; a loss that is not finite ends it after so many."""
     torch.manual_seed(0)
-    model = nn.Linear(4, 2)
-    optimizer = Optimizer(model, Optim(lr=0.1), grad_clip=1.0, total_steps=TOTAL)
+    model = Small(nn.Linear(4, 2))
+    recipe = Recipe.model_validate({"trainer": {"logger": ["jsonl"]}} | more)
 
-    def backward(step: int) -> Metrics:
-        loss = model(torch.ones(4) * (step + 1)).square().sum()
-        loss.backward()
-        return {"train/loss": loss.item() if step < stop_after else float("nan")}
+    def loss(model: Small, rows: Sequence[float], budget: int, mesh: Mesh) -> Metrics:
+        (step,) = rows
+        found = model.model(torch.ones(4) * (step + 1)).square().sum()
+        found.backward()
+        return {"train/loss": found.item() if step < stop_after else float("nan")}
 
+    team = Team(recipe, SINGLE, {"actor": model})
     descend(
-        backward,
-        optimizer,
-        recipe=Recipe.model_validate({"trainer": {"logger": ["jsonl"]}} | more),
+        Pupil(team, "actor", loss, Optim(lr=0.1), grad_clip=1.0, total=TOTAL, budget=1),
+        lambda step: [step],
+        recipe=recipe,
         console=Console(quiet=True),
         folder=folder,
         what=what,
@@ -45,7 +58,7 @@ def run(
         save_freq=save_freq,
         settings={"rows": "abc"},
     )
-    return model
+    return model.model
 
 
 def stopped(folder: Path, after: int, what: str = "sft") -> None:
@@ -87,8 +100,8 @@ def test_a_snapshot_of_another_stage_is_named(tmp_path: Path) -> None:
 def test_the_end_is_the_model_and_not_saved_beside_it(
     save_freq: int, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def keeping_all(folder: Path, *, kind: str = "train", keep: int = 1) -> Snapshots:
-        return Snapshots(folder, kind=kind, keep=99)
+    def keeping_all(folder: Path, **options: Any) -> Snapshots:
+        return Snapshots(folder, **options | {"keep": 99})
 
     monkeypatch.setattr("rein.stages.supervised.Snapshots", keeping_all)
     run(tmp_path, save_freq=save_freq)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rein.config.recipe import Recipe
-from rein.data.batches import row_batches
 from rein.errors import DataError
+from rein.experience.passes import Passes, padded, temperatures
 from rein.functional.advantages import (
     ESTIMATORS,
     INPUTS,
@@ -34,40 +33,6 @@ from rein.runtime.clock import Clock
 from rein.types import Experience, Floats, Metrics, Softening, Trajectory
 
 
-def padded(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
-    """[B, T], right-padded with 0."""
-    width = max(len(a) for a in arrays)
-    out = torch.zeros(len(arrays), width, dtype=dtype)
-    for i, array in enumerate(arrays):
-        out[i, : len(array)] = torch.tensor(array)
-    return out
-
-
-def temperatures(rows: Sequence[Trajectory]) -> Tensor:
-    """[B], float64: each model casts them to its own precision."""
-    return torch.tensor([row.temperature for row in rows], dtype=torch.float64)
-
-
-def in_micro_batches(
-    rows: Sequence[Trajectory],
-    budget: int,
-    compute: Callable[[list[Trajectory], Tensor], Tensor],  # rows, temperature [b] -> [b, t]
-    *,
-    share: bool = False,  # whether compute reads a prompt of several rows once
-) -> Tensor:
-    """`compute` on token-budget micro-batches, without gradient; the answers back in order, [B, T]."""
-    out: Tensor | None = None
-    with torch.no_grad():
-        for part in row_batches(rows, budget, share=share):
-            some = [rows[i] for i in part]
-            found = compute(some, temperatures(some))
-            if out is None:
-                out = found.new_zeros(len(rows), max(len(row.response_ids) for row in rows))
-            out[torch.tensor(part), : found.shape[1]] = found
-    assert out is not None
-    return out
-
-
 class ExperienceMaker:
     """Turns a batch of rows into an Experience with the actor and critic as they are now."""
 
@@ -81,11 +46,13 @@ class ExperienceMaker:
         corrected: bool,  # weigh by old / behavior
         statistics: tuple[float, float] | None = None,  # mean and std of the training rows' scores
         reference: Reference | None = None,  # for a KL over the vocabulary
+        passes: Passes | None = None,  # where they are made; here, unless given
     ) -> None:
         self.recipe = recipe
         self.actor, self.critic, self.references = actor, critic, references
         self.corrected = corrected
         self.statistics, self.reference = statistics, reference
+        self.passes = passes or Passes(actor, critic, reference)
         self.token_budget = recipe.actor.token_budget
         self.reward_manager = recipe.reward_manager
         self.between: Callable[[], None] = lambda: None  # called between the passes of a batch
@@ -108,8 +75,9 @@ class ExperienceMaker:
 
         Raises DataError for a row to which the actor gives a log-prob that is not finite.
         """
-        actor, mask = self.actor, padded([row.response_mask for row in rows], torch.bool)
-        old = self._pass("old_log_prob", actor, rows, lambda part, temp: actor.log_probs(part, temp)[0])
+        mask = padded([row.response_mask for row in rows], torch.bool)
+        with self.clock("old_log_prob"):
+            old = self.passes.log_probs(rows, self.token_budget)
         self._finite(rows, old, mask)
         self.between()
         experience = Experience(
@@ -127,16 +95,6 @@ class ExperienceMaker:
             self._weigh(experience)
             self._estimate(experience, self._rewards(experience, kl_coef_in_reward))
         return experience
-
-    def _pass(
-        self,
-        phase: str,
-        model: Actor | Critic,
-        rows: list[Trajectory],
-        compute: Callable[[list[Trajectory], Tensor], Tensor],
-    ) -> Tensor:
-        with self.clock(phase):
-            return in_micro_batches(rows, self.token_budget, compute, share=model.shares_prompts)
 
     def scores(self, rows: Sequence[Trajectory]) -> Shaped:
         """Scores shaped and placed on tokens, [B, T]: what the critic is fitted to before PPO."""
@@ -214,20 +172,18 @@ class ExperienceMaker:
 
     def _exact_kl(self, e: Experience) -> Tensor | None:
         """KL(actor || reference) over the vocabulary, [B, T], where the KL in the reward is of that kind."""
-        reference, actor = self.reference, self.actor
-        if reference is None or self.recipe.algorithm.kl_penalty not in EXACT_KINDS:
+        if self.reference is None or self.recipe.algorithm.kl_penalty not in EXACT_KINDS:
             return None
-        return self._pass(
-            "ref", actor, e.rows, lambda part, temp: actor.log_probs_and_kl(part, temp, reference)[2]
-        )
+        with self.clock("ref"):
+            return self.passes.exact_kl(e.rows, self.token_budget)
 
     def _estimate(self, e: Experience, rewards: Tensor) -> None:
         name = self.recipe.algorithm.adv_estimator
         if name is None:
             return
         if self.critic is not None:
-            critic = self.critic
-            e.values = self._pass("values", critic, e.rows, lambda part, _: critic.values(part))
+            with self.clock("values"):
+                e.values = self.passes.values(e.rows, self.token_budget)
             self.between()
         known: dict[str, Tensor | None] = {
             "token_level_rewards": rewards,
