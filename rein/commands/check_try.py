@@ -17,6 +17,7 @@ from rein.config import paths
 from rein.config.recipe import FilterGroups, Recipe
 from rein.data.parquet import read_rows
 from rein.stages import pipeline, train
+from rein.stages.process import prepare_process
 from rein.tracking.console import Console
 from rein.types import Metrics
 
@@ -36,7 +37,7 @@ def rehearse(recipe: Recipe, console: Console) -> Metrics:
         small = made_small(recipe, Path(folder))
         for stage in recipe.stages:
             if stage == "train":
-                pipeline.prepare_process(small)
+                prepare_process(small)
                 metrics = train.rehearse(small, console)
             elif stage in STAGES:
                 pipeline.run_stage(stage, small, console)
@@ -59,6 +60,7 @@ def made_small(recipe: Recipe, folder: Path) -> Recipe:
         "score": {},
     }
     update: dict[str, Any] = {"out": str(folder / "run"), "resume": "never", "cache": None}
+    update |= {"runtime": "single", "nproc": 1, "nnodes": 1}
     for stage, (section, files_of) in readers.items():
         change: dict[str, Any] = dict(changes[stage])
         needed = stage in recipe.stages or (stage == "sft" and recipe.sft.share > 0)

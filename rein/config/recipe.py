@@ -373,6 +373,7 @@ class Recipe(Section):
     runtime: Literal["single", "fsdp"] = "single"  # fsdp: sft, reward and train over several processes
     nproc: Positive = 1  # of them on each machine; torchrun's number counts where it started this one
     nnodes: Positive = 1  # machines; more than one are started by torchrun
+    restarts: Count = 0  # times that a stage which lost a process begins again from its newest snapshot
     fsdp: Fsdp = Fsdp()
     threads: Annotated[int, Field(gt=0, le=MOST_THREADS)] | None = None  # CPU threads; default: all cores
     stages: Annotated[list[Stage], BeforeValidator(as_list), Field(min_length=1)] = ["train"]

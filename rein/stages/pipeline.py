@@ -11,8 +11,8 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from rein.errors import CheckpointError, ConfigError
 from rein.guards.presets import guards_of
 from rein.remedies import soften
 from rein.rewards import build, uses_model
-from rein.runtime import torchrun
 from rein.runtime.lock import held
-from rein.runtime.memory import free_models, keep_freed_memory
+from rein.runtime.memory import free_models
+from rein.stages.process import Stage, on_ranks, prepare_process
 from rein.tracking.console import Console
 from rein.types import Softening
 
@@ -95,10 +95,9 @@ def _run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
     folder, inputs = paths.stage_dir(recipe, stage), stage_inputs(recipe, stage)
     (folder / manifest.NAME).unlink(missing_ok=True)
     prepare_process(recipe)
-    entry: Callable[[Recipe, Console], dict[str, Any]] = importlib.import_module(MODULES[stage]).run
+    entry: Stage = importlib.import_module(MODULES[stage]).run
     started = time.monotonic()
-    with _ranks(recipe) if stage in ON_RANKS else nullcontext():
-        facts = dict(entry(recipe, console))
+    facts = on_ranks(entry, recipe, console) if stage in ON_RANKS else dict(entry(recipe, console))
     free_models()
     seconds = time.monotonic() - started
     folder.mkdir(parents=True, exist_ok=True)
@@ -241,51 +240,3 @@ def _function_file(name: str) -> str | None:
     module, colon, _ = name.partition(":")
     file = f"{module.replace('.', os.sep)}.py"
     return file if colon and os.path.isfile(file) else None
-
-
-@contextmanager
-def _ranks(recipe: Recipe) -> Iterator[None]:
-    """Inside, this process leads the ranks that the recipe asks for."""
-    if recipe.runtime == "single":
-        if (ranks := torchrun.started()) > 1:
-            raise ConfigError(f"runtime: single, but torchrun started {ranks} processes; write runtime=fsdp")
-        yield
-        return
-    import torch
-
-    from rein.runtime.launch import launched
-    from rein.runtime.ranks import OWN, Made, Ranks, started
-
-    with launched(recipe.nproc, recipe.nnodes):
-        if started():
-            Ranks().tell(Made("process", _prepare_rank, OWN, (recipe,), {}))
-        before = torch.get_num_threads()
-        if recipe.threads is None:
-            torch.set_num_threads(max(before // recipe.nproc, 1))
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-
-def _prepare_rank(ranks: Any, recipe: Recipe) -> None:
-    import torch
-
-    torch.set_num_threads(max(torch.get_num_threads() // recipe.nproc, 1))
-    prepare_process(recipe)
-
-
-def prepare_process(recipe: Recipe) -> None:
-    """Keep freed memory for the next tensors, hold torch to the recipe's `threads`, compile where asked to.
-
-    Raises ConfigError where this machine cannot compile.
-    """
-    keep_freed_memory()
-    if recipe.threads is not None:
-        import torch
-
-        torch.set_num_threads(recipe.threads)
-    if recipe.model.use_torch_compile:
-        from rein.models.elementwise import compile_steps
-
-        compile_steps()

@@ -235,6 +235,28 @@ def test_a_killed_rank_ends_the_run_which_goes_on_from_its_snapshot(
     assert apart < 1e-9
 
 
+def test_a_lost_rank_is_replaced_as_often_as_the_recipe_allows(
+    whole: Path, data: Path, tmp_path: Path
+) -> None:
+    body = train_recipe(whole, data, tmp_path / "run") | {"restarts": 1}
+    body["actor"] |= {"ppo_mini_batch_size": 8, "ppo_epochs": 3}
+    body["guards"] = {"snapshot_every": 1}
+    file = write_recipe(tmp_path / "recipe.yaml", body)
+    process = rein_apart("train", file, *WORDS)
+    while process.poll() is None and not any(line["number"] >= 4 for line in metrics(tmp_path / "run")):
+        time.sleep(0.02)
+    (other,) = ranks_of(process.pid)
+    os.kill(other, signal.SIGKILL)
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+    assert "rank 1 (SIGKILL) ended amid the run" in out
+    assert "beginning again, 1 left" in out
+    assert "resume: from update" in out
+    assert rein("train", file, f"out={tmp_path}/unbroken") == 0
+    apart = weights_apart(tmp_path / "run" / "train" / "last", tmp_path / "unbroken" / "train" / "last")
+    assert apart < 1e-9
+
+
 @pytest.mark.slow
 def test_a_signal_saves_and_leaves_no_process(whole: Path, data: Path, tmp_path: Path) -> None:
     body = train_recipe(whole, data, tmp_path / "run")
