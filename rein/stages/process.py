@@ -9,7 +9,7 @@ from typing import Any
 from rein.config.recipe import Recipe
 from rein.errors import ConfigError, RankLost
 from rein.runtime import torchrun
-from rein.runtime.memory import free_models, keep_freed_memory
+from rein.runtime.memory import free_models, give_back_freed_memory, keep_freed_memory
 from rein.tracking.console import Console
 
 Stage = Callable[[Recipe, Console], dict[str, Any]]
@@ -63,11 +63,14 @@ def _prepare_rank(ranks: Any, recipe: Recipe) -> None:
 
 
 def prepare_process(recipe: Recipe) -> None:
-    """Keep freed memory for the next tensors, hold torch to the recipe's `threads`, compile where asked to.
+    """Keep freed memory for the next tensors, over ranks give it back; take the recipe's `threads`; compile.
 
     Raises ConfigError where this machine cannot compile.
     """
-    keep_freed_memory()
+    if recipe.runtime == "single":
+        keep_freed_memory()
+    else:
+        give_back_freed_memory()
     if recipe.threads is not None:
         import torch
 

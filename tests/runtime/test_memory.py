@@ -30,6 +30,36 @@ print(first, kept, faults())
 """
 
 
+HOLES = """
+import sys
+from pathlib import Path
+import torch
+from rein.runtime import memory
+
+getattr(memory, sys.argv[1])()
+kept = []
+for i in range(40):  # ever larger ones come and go between small ones that stay
+    large = torch.ones(2**20 * (4 + i % 8))
+    kept.append(torch.ones(2**12))
+    del large
+lines = Path("/proc/self/status").read_text().splitlines()
+print(next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_memory_that_is_given_back_leaves_no_holes() -> None:
+    kept, given = (
+        int(
+            subprocess.run(
+                [sys.executable, "-c", HOLES, way], capture_output=True, text=True, check=True
+            ).stdout
+        )
+        for way in ("keep_freed_memory", "give_back_freed_memory")
+    )
+    assert kept - given > 20 * 2**10  # kB: at least the largest, 44 MB, is held on to
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 def test_kept_memory_is_not_faulted_in_again() -> None:
     done = subprocess.run([sys.executable, "-c", COUNTS], capture_output=True, text=True, check=True)
