@@ -109,7 +109,8 @@ def _processes(recipe: Recipe) -> list[Broken]:
         found = [Broken("model.precision", why)]
     if ranks % size:
         key = "fsdp.ulysses_sequence_parallel_size"
-        found.append(Broken(key, f"{size} does not divide {ranks} processes; write a divisor"))
+        do = "write runtime=fsdp with nproc" if recipe.runtime == "single" else "write a divisor"
+        found.append(Broken(key, f"{size} does not divide {ranks} processes; {do}"))
     return found
 
 

@@ -46,10 +46,12 @@ RENAMED = {
 }
 
 RENAMED_VALUES: dict[str, dict[str, Any]] = {
+    "algorithm.adv_estimator": {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"},
+}
+VALUES_OF_VERL = {  # only of keys in verl's spelling
     "runtime": {"fsdp2": "fsdp", "None": "single"},
     "nproc": {"0": 1, "None": 1},
     "nnodes": {"None": 1},
-    "algorithm.adv_estimator": {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"},
 }
 # DAPO's soft limit, as its recipe and as verl 0.9's reward managers spell it.
 OVERLONG = (
@@ -224,7 +226,8 @@ def translate(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
         bare = _bare(entry.key)
         key = RENAMED.get(bare, bare)
         if key in LEAVES or key in SETTLED:
-            kept.append(_renamed_value(replace(entry, key=key)))
+            values = RENAMED_VALUES | (VALUES_OF_VERL if key != bare else {})
+            kept.append(_renamed_value(replace(entry, key=key), values.get(key, {})))
             if key != bare:
                 notes.append(f"{entry.spelled} is read as {key}")
             prefixed += bare != entry.key
@@ -238,8 +241,8 @@ def translate(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     return kept, notes
 
 
-def _renamed_value(entry: Entry) -> Entry:
-    value = RENAMED_VALUES.get(entry.key, {}).get(str(entry.value))
+def _renamed_value(entry: Entry, values: dict[str, Any]) -> Entry:
+    value = values.get(str(entry.value))
     return entry if value is None else replace(entry, value=value, text=value)
 
 

@@ -17,6 +17,8 @@ Stage = Callable[[Recipe, Console], dict[str, Any]]
 
 def on_ranks(entry: Stage, recipe: Recipe, console: Console) -> dict[str, Any]:
     """A stage's facts; where a rank is lost it begins again, as often as the recipe allows."""
+    if recipe.runtime != "single" and recipe.nproc == recipe.nnodes == torchrun.started() == 1:
+        console.say("note: runtime fsdp with nproc 1 is one process, as single is")
     left = 0 if torchrun.under_torchrun() else recipe.restarts
     while True:
         try:
@@ -26,8 +28,8 @@ def on_ranks(entry: Stage, recipe: Recipe, console: Console) -> dict[str, Any]:
             if not left:
                 raise
             free_models()
-            console.say(f"{error}; beginning again, {left} left")
             left, recipe = left - 1, recipe.model_copy(update={"resume": "auto"})
+            console.say(f"{error}: beginning again, at most {left} more times after this")
 
 
 @contextmanager

@@ -415,6 +415,7 @@ def test_what_restrains_or_is_insisted_on_passes(words: str) -> None:
         ("trainer.logger=[console,wandb]", "wandb is not built yet"),
         ("trainer.logger=[console,foo]", "must be one of console, jsonl"),
         ("runtime=ray", "not built yet"),
+        ("nproc=0", "nproc"),
         ("stages=[trian]", "did you mean train"),
     ],
 )
