@@ -48,7 +48,7 @@ RENAMED = {
 RENAMED_VALUES: dict[str, dict[str, Any]] = {
     "algorithm.adv_estimator": {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"},
 }
-VALUES_OF_VERL = {  # only of keys in verl's spelling
+VALUES_OF_VERL: dict[str, dict[str, Any]] = {  # only of keys in verl's spelling
     "runtime": {"fsdp2": "fsdp", "None": "single"},
     "nproc": {"0": 1, "None": 1},
     "nnodes": {"None": 1},
