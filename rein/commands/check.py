@@ -47,10 +47,8 @@ def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str
     for plan in plans.values():
         for note in plan.notes:
             console.say(f"  {plan.stage}: {note}")
-    ranks = 1 if recipe.runtime == "single" else recipe.nproc * recipe.nnodes
-    console.say(
-        f"peak memory{f' of each of {ranks} processes (sft, reward, train)' if ranks > 1 else ''}, estimated:"
-    )
+    each = f" of each of {recipe.ranks} processes (sft, reward, train)" if recipe.ranks > 1 else ""
+    console.say(f"peak memory{each}, estimated:")
     for line in _table(*_memory_table(memory)):
         console.say(f"  {line}")
     for role, shape in shapes.items():

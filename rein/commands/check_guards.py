@@ -30,8 +30,9 @@ def guards_line(recipe: Recipe, plan: Plan, parts: Parts | None) -> str:
         when = f"snapshot every {settings.snapshot_every}"
     else:
         when = "snapshots of the start and the best"
-    ranks = 1 if recipe.runtime == "single" else recipe.nproc * recipe.nnodes  # each writes its part
-    disk = "" if parts is None else f": ~{kept * ranks * snapshot_bytes(parts) / 2**20:,.0f} MiB"
+    disk = ""
+    if parts is not None:  # each rank writes its part
+        disk = f": ~{kept * recipe.ranks * snapshot_bytes(parts) / 2**20:,.0f} MiB"
     told = [
         f"guards: {settings.preset}, {len(guards)} rule{'' if len(guards) == 1 else 's'}",
         f"probe every {settings.probe_every} updates",

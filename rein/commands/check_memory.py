@@ -75,7 +75,6 @@ def estimate(recipe: Recipe, plans: dict[str, Plan], shapes: dict[str, Shape | N
     if actor is None:
         return found
     size = 8 if recipe.model.dtype == "float64" else 4
-    ranks = 1 if recipe.runtime == "single" else recipe.nproc * recipe.nnodes
     for stage, plan in plans.items():
         if stage == "sft":
             found[stage] = _supervised(recipe, actor, plan, recipe.sft.batch_size, size, head=True)
@@ -93,13 +92,13 @@ def estimate(recipe: Recipe, plans: dict[str, Plan], shapes: dict[str, Shape | N
             found[stage] = Parts(weights=2 * actor.parameters * size)  # it is loaded again and compared
         elif stage == "score" and (reward := shapes.get("reward model")) is not None:
             found[stage] = Parts(weights=_scalar(reward) * size)
-        if ranks > 1 and stage in pipeline.ON_RANKS:
+        if recipe.ranks > 1 and stage in pipeline.ON_RANKS:
             own = shapes.get("reward model") if stage == "reward" else None
-            found[stage] = _of_a_rank(recipe, found[stage], own or actor, ranks, size)
+            found[stage] = _of_a_rank(recipe, found[stage], own or actor, size)
     return found
 
 
-def _of_a_rank(recipe: Recipe, parts: Parts, shape: Shape, ranks: int, size: int) -> Parts:
+def _of_a_rank(recipe: Recipe, parts: Parts, shape: Shape, size: int) -> Parts:
     """What FSDP2 leaves on each of the ranks: shares of what is trained, whole what computes at the time.
 
     Whole are the embeddings with the head, and of the blocks the one that computes and those gathered ahead,
@@ -109,19 +108,18 @@ def _of_a_rank(recipe: Recipe, parts: Parts, shape: Shape, ranks: int, size: int
     block = (shape.parameters - ends) / max(shape.layers, 1)
     whole = ends + min(1 + recipe.fsdp.forward_prefetch, shape.layers) * block
     trained = 0 if recipe.model.lora_rank else ends + block
+    decoding = parts.cache / recipe.ranks + shape.parameters * size  # each rank answers its prompts
     kept, fast = 0.0, 1.5 if recipe.model.precision == "fast" else 1.0
     if parts.cache and not recipe.model.lora_rank:
         kept = shape.vocabulary * shape.hidden * size
         kept += shape.parameters * size if sums_over_vocabulary(recipe) else 0.0
     return replace(
         parts,
-        weights=(parts.weights - kept) / fast / ranks + kept,
-        gradients=parts.gradients / ranks,
-        adam=parts.adam / ranks,
+        weights=(parts.weights - kept) / fast / recipe.ranks + kept,
+        gradients=parts.gradients / recipe.ranks,
+        adam=parts.adam / recipe.ranks,
         gathered=(whole + trained) * size,
-        cache=parts.cache / ranks + shape.parameters * size
-        if parts.cache
-        else 0.0,  # each decodes its prompts
+        cache=decoding if parts.cache else 0.0,
     )
 
 

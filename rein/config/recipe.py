@@ -371,7 +371,7 @@ class Recipe(Section):
     resume: Place = "auto"  # auto | never | a snapshot folder
     cache: MaybePlace = None  # what frozen models said; default: rein-cache beside `out`, shared by its runs
     runtime: Literal["single", "fsdp"] = "single"  # fsdp: sft, reward and train over several processes
-    nproc: Positive = 1  # of them on each machine; torchrun's number counts where it started this one
+    nproc: Positive = 1  # of them on each machine; under torchrun the number that it was given
     nnodes: Positive = 1  # machines; more than one are started by torchrun
     restarts: Count = 0  # times that a stage which lost a process begins again from its newest snapshot
     fsdp: Fsdp = Fsdp()
@@ -391,6 +391,11 @@ class Recipe(Section):
     guards: Guards = Guards()
     evaluate: Evaluate = Evaluate()
     export: Export = Export()
+
+    @property
+    def ranks(self) -> int:
+        """Processes that share the models of a stage."""
+        return 1 if self.runtime == "single" else self.nproc * self.nnodes
 
     @property
     def data_seed(self) -> int:

@@ -24,8 +24,8 @@ def keep_freed_memory() -> bool:
 def give_back_freed_memory() -> bool:
     """Let every large tensor's memory go back when it is freed; whether the C library knows how.
 
-    Where weights come and go between tensors that stay, as under FSDP2, a heap grows by the holes: two ranks
-    with 86M parameters took three times the memory. glibc, left alone, raises its limit of what is large.
+    Where weights come and go between tensors that stay, as under FSDP2, a heap grows by the holes they leave.
+    glibc, left alone, raises its limit of what is large.
     """
     return _told({M_MMAP_MAX: 2**16, M_MMAP_THRESHOLD: LARGE, M_TRIM_THRESHOLD: 2**17, M_TOP_PAD: 2**17})
 

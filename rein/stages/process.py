@@ -29,7 +29,8 @@ def on_ranks(entry: Stage, recipe: Recipe, console: Console) -> dict[str, Any]:
                 raise
             free_models()
             left, recipe = left - 1, recipe.model_copy(update={"resume": "auto"})
-            console.say(f"{error}: beginning again, at most {left} more times after this")
+            what = str(error).partition(";")[0]
+            console.say(f"{what}; beginning again, at most {left} more times after this")
 
 
 @contextmanager

@@ -198,6 +198,14 @@ def ranks_of(leader: int) -> list[int]:
     return [int(number) for number in found.stdout.split()]
 
 
+def amid(file: str, out: Path) -> "subprocess.Popen[str]":
+    """`rein train` on two ranks, four updates done."""
+    process = rein_apart("train", file, *WORDS)
+    while process.poll() is None and not any(line["number"] >= 4 for line in metrics(out)):
+        time.sleep(0.02)
+    return process
+
+
 def gone(numbers: list[int], seconds: float = 20) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -215,9 +223,7 @@ def test_a_killed_rank_ends_the_run_which_goes_on_from_its_snapshot(
     body["actor"] |= {"ppo_mini_batch_size": 8, "ppo_epochs": 3}
     body["guards"] = {"snapshot_every": 1}
     file = write_recipe(tmp_path / "recipe.yaml", body)
-    process = rein_apart("train", file, *WORDS)
-    while process.poll() is None and not any(line["number"] >= 4 for line in metrics(tmp_path / "run")):
-        time.sleep(0.02)
+    process = amid(file, tmp_path / "run")
     others = ranks_of(process.pid)
     assert len(others) == 1
     os.kill(others[0] if victim == "follower" else process.pid, signal.SIGKILL)
@@ -242,9 +248,7 @@ def test_a_lost_rank_is_replaced_as_often_as_the_recipe_allows(
     body["actor"] |= {"ppo_mini_batch_size": 8, "ppo_epochs": 3}
     body["guards"] = {"snapshot_every": 1}
     file = write_recipe(tmp_path / "recipe.yaml", body)
-    process = rein_apart("train", file, *WORDS)
-    while process.poll() is None and not any(line["number"] >= 4 for line in metrics(tmp_path / "run")):
-        time.sleep(0.02)
+    process = amid(file, tmp_path / "run")
     (other,) = ranks_of(process.pid)
     os.kill(other, signal.SIGKILL)
     out, err = process.communicate(timeout=90)
