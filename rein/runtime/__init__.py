@@ -1,5 +1,5 @@
 """How a run sits on the machine: processes, optimizer, seeds, signals; applied from outside the models.
 
-torchrun says what started this process, launch starts and ends the others, ranks lets one lead them, fsdp cuts
-models over them; single is one process.
+torchrun says what started this process, launch starts and ends the others, ranks lets one lead them, and fsdp
+cuts models over them; single is one process.
 """
