@@ -32,7 +32,7 @@ WHOLE_UP_TO = 64 * 2**20  # bytes; of larger files size, time and a sample are h
 SAMPLES, SAMPLE_BYTES = 64, 2**14
 
 # The sections and keys of a recipe that change what a stage writes. `seed` counts everywhere; `out`,
-# `threads`, `resume`, `cache` and where it is run (`runtime`, `nproc`, `nnodes`, `restarts`, `fsdp`) nowhere.
+# `threads`, `resume`, `cache` and where it is run (`runtime`, `nproc`, `nnodes`, `restarts`, `fsdp`, `ray`) nowhere.
 _ROWS = ("model", "data")
 _ANSWERS = (
     "rollout.max_new_tokens",
@@ -201,6 +201,8 @@ def settings_read(recipe: Recipe, stage: str) -> dict[str, Any]:
         place[name] = len(place[name]) if isinstance(place[name], list) else bool(place[name])
     for section, keys in (_NO_EFFECT if stage == "train" else _ONLY_TRAIN).items():
         settings[section] = {key: value for key, value in settings[section].items() if key not in keys}
+    if settings["critic"]["placement"] == "colocated":  # as it was when there was no other
+        del settings["critic"]["placement"]
     found = {key: _at(settings, key) for key in (*READS.get(stage, ()), "seed")}
     return found | {"runtime": "single"}  # as it was when it counted
 

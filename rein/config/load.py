@@ -34,7 +34,6 @@ LATER = {  # values whose feature is planned: refused as "not built yet" instead
     "actor.policy_loss.loss_mode": "clip_cov kl_cov",
     "data.truncation": "middle",
     "model.dtype": "bfloat16 float16",
-    "runtime": "ray",
     "trainer.logger": "tensorboard wandb mlflow swanlab trackio clearml vemlp_wandb file",
 }
 

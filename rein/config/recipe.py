@@ -68,10 +68,18 @@ class Model(Section):
 
 
 class Fsdp(Section):
-    """How runtime: fsdp cuts every model over processes, block by block."""
+    """How runtimes fsdp and ray cut every model over processes, block by block."""
 
     forward_prefetch: Count = 1  # blocks gathered ahead of the one that computes
     ulysses_sequence_parallel_size: Positive = 1  # processes that share each pack's positions (train, sft)
+
+
+class Ray(Section):
+    """Where the processes of runtime: ray are, and what each of them asks for."""
+
+    address: str | None = None  # of a cluster to join (auto: the one here); default: one is started here
+    cpus_per_worker: Above = 1.0
+    gpus_per_worker: Rate = 0.0
 
 
 class Data(Section):
@@ -239,6 +247,8 @@ class Critic(Section):
     ppo_epochs: PpoEpochs | None = None
     cliprange_value: Above = 0.2
     grad_clip: Above = 1.0
+    # With runtime: ray, on workers of its own, which update while the actor's do; as many as the actor has.
+    placement: Literal["colocated", "separate"] = "colocated"
     fit_until: float = 0.5  # explained variance on the hold-out at which fitting before PPO ends
 
 
@@ -370,11 +380,13 @@ class Recipe(Section):
     seed: int = 0
     resume: Place = "auto"  # auto | never | a snapshot folder
     cache: MaybePlace = None  # what frozen models said; default: rein-cache beside `out`, shared by its runs
-    runtime: Literal["single", "fsdp"] = "single"  # fsdp: sft, reward and train over several processes
+    # fsdp: sft, reward and train over several processes; ray: over workers of a Ray cluster, other work too.
+    runtime: Literal["single", "fsdp", "ray"] = "single"
     nproc: Positive = 1  # of them on each machine; under torchrun the number that it was given
-    nnodes: Positive = 1  # machines; more than one are started by torchrun
+    nnodes: Positive = 1  # machines; with runtime: fsdp torchrun starts what is on more than one
     restarts: Count = 0  # times that a stage which lost a process begins again from its newest snapshot
     fsdp: Fsdp = Fsdp()
+    ray: Ray = Ray()
     threads: Annotated[int, Field(gt=0, le=MOST_THREADS)] | None = None  # CPU threads; default: all cores
     stages: Annotated[list[Stage], BeforeValidator(as_list), Field(min_length=1)] = ["train"]
     model: Model = Model()

@@ -92,25 +92,27 @@ def broken(recipe: Recipe) -> list[Broken]:
 
 def _processes(recipe: Recipe) -> list[Broken]:
     ranks, size = recipe.nproc * recipe.nnodes, recipe.fsdp.ulysses_sequence_parallel_size
-    found = []
+    found, where = [], f"runtime={recipe.runtime}"
     if recipe.runtime == "single":
         found = [
-            Broken(key, f"{getattr(recipe, key)}, but runtime is single; write runtime=fsdp")
+            Broken(key, f"{getattr(recipe, key)}, but runtime is single; write runtime=fsdp or ray")
             for key in ("nproc", "nnodes")
             if getattr(recipe, key) > 1
         ]
     elif recipe.critic.model.share_trunk:
         key = "critic.model.share_trunk"
-        found = [Broken(key, "true, but under runtime=fsdp a model has its own trunk; write false")]
+        found = [Broken(key, f"true, but under {where} a model has its own trunk; write false")]
     elif recipe.model.precision == "fast" and sums_over_vocabulary(recipe) and not recipe.model.lora_rank:
-        why = (
-            "fast, but under runtime=fsdp the reference of an exact KL is float32's; write exact, or use LoRA"
-        )
+        why = f"fast, but under {where} the reference of an exact KL is float32's; write exact, or use LoRA"
         found = [Broken("model.precision", why)]
     if ranks % size:
         key = "fsdp.ulysses_sequence_parallel_size"
-        do = "write runtime=fsdp with nproc" if recipe.runtime == "single" else "write a divisor"
+        do = "write runtime=fsdp or ray with nproc" if recipe.runtime == "single" else "write a divisor"
         found.append(Broken(key, f"{size} does not divide {ranks} processes; {do}"))
+    if recipe.critic.placement == "separate" and recipe.runtime != "ray":
+        found.append(Broken("critic.placement", f"separate, but {where}; write runtime=ray"))
+    if recipe.trainer.profile and recipe.runtime == "ray":
+        found.append(Broken("trainer.profile", "traces one process; write runtime=fsdp or single"))
     return found
 
 

@@ -1,0 +1,123 @@
+"""A Ray cluster from outside: joined where the recipe names one, else started here and ended with the run.
+
+Says what a run asks for and what the cluster has. Imports ray when used; knows no models.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from rein.errors import ConfigError, EngineError
+
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+OBJECTS = 2**30  # bytes of shared memory for what moves between processes of a cluster started here
+FULL = 60.0  # seconds that a run waits for what others hold now, or for a lost machine's replacement
+Bundle = Mapping[str, float]  # of resources on one machine: {"CPU": 2.0}
+
+
+def ray_module() -> Any:
+    """Ray. Raises ConfigError where it is not installed."""
+    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("runtime: ray is not installed; pip install 'rein[ray]'") from error
+    return ray
+
+
+@contextmanager
+def joined(address: str | None) -> Iterator[None]:
+    """Inside, Ray is there: the cluster at `address`, else one of this machine that ends here.
+
+    Inside another one it is that. Raises ConfigError where no cluster answers.
+    """
+    ray = ray_module()
+    if ray.is_initialized():
+        yield
+        return
+    folder = None if address else tempfile.mkdtemp(prefix="rein-ray-")
+    try:
+        _start(ray, address, folder)
+        yield
+    finally:
+        with suppress(Exception):  # of a cluster that is gone
+            ray.shutdown()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(ray: Any, address: str | None, folder: str | None) -> None:
+    own = {"include_dashboard": False, "object_store_memory": OBJECTS, "_temp_dir": folder}
+    try:
+        ray.init(
+            address=address or "local",
+            log_to_driver=False,
+            logging_level="ERROR",
+            configure_logging=False,
+            **({} if address else own),
+        )
+    except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
+        what = " ".join(str(error).split())[:200]
+        where = f"ray.address: {address} gives no cluster" if address else "runtime: ray does not start"
+        raise ConfigError(f"{where} ({what}); check `ray status` there") from error
+
+
+def reserved(bundles: Sequence[Bundle], *, patience: float = 0.0) -> Any:
+    """A placement group of these bundles, on as many machines as there are.
+
+    Raises ConfigError at once where the cluster, after `patience` seconds, is too small for them, EngineError
+    where others hold what is asked for.
+    """
+    from ray.util import placement_group, remove_placement_group
+
+    end = time.monotonic() + patience
+    while (lacking := _lacking(bundles)) and time.monotonic() < end:
+        time.sleep(0.2)
+    if lacking:
+        raise ConfigError(
+            f"runtime: ray: {_asked(bundles)} asked for, {lacking}; lower nproc, nnodes, "
+            "ray.cpus_per_worker or ray.gpus_per_worker, or join a larger cluster (ray.address)"
+        )
+    group = placement_group([dict(bundle) for bundle in bundles], strategy="SPREAD")
+    if not group.wait(FULL):
+        free = _said(ray_module().available_resources())
+        remove_placement_group(group)
+        raise EngineError(
+            f"runtime: ray: {_asked(bundles)} asked for, {free} free after {FULL:.0f} s; wait for other "
+            "work to end, or ask for less"
+        )
+    return group
+
+
+def _lacking(bundles: Sequence[Bundle]) -> str:
+    """What the cluster lacks for them; nothing where each finds its place."""
+    machines = [dict(node["Resources"]) for node in ray_module().nodes() if node["Alive"]]
+    found = f"the cluster has {_said(_sum(machines))} on {len(machines)} machine(s)"
+    for bundle in sorted(bundles, key=lambda bundle: -sum(bundle.values())):
+        for machine in machines:
+            if all(machine.get(name, 0.0) >= count - 1e-9 for name, count in bundle.items()):
+                for name, count in bundle.items():
+                    machine[name] = machine.get(name, 0.0) - count
+                break
+        else:
+            return found
+    return ""
+
+
+def _sum(bundles: Sequence[Bundle]) -> dict[str, float]:
+    names = {name for bundle in bundles for name in bundle}
+    return {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in names}
+
+
+def _asked(bundles: Sequence[Bundle]) -> str:
+    return f"{_said(_sum(bundles))} on {len(bundles)} machine(s)"
+
+
+def _said(resources: Bundle) -> str:
+    return ", ".join(f"{resources.get(name, 0.0):g} {name}" for name in ("CPU", "GPU"))
