@@ -5,6 +5,7 @@ Says what a run asks for and what the cluster has. Imports ray when used; knows 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ Bundle = Mapping[str, float]  # of resources on one machine: {"CPU": 2.0}
 def ray_module() -> Any:
     """Ray. Raises ConfigError where it is not installed."""
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         import ray
     except ImportError as error:
