@@ -25,11 +25,11 @@ Bundle = Mapping[str, float]  # of resources on one machine: {"CPU": 2.0}
 def ray_module() -> Any:
     """Ray. Raises ConfigError where it is not installed."""
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
-    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         import ray
     except ImportError as error:
         raise ConfigError("runtime: ray is not installed; pip install 'rein[ray]'") from error
+    logging.getLogger("ray").setLevel(logging.ERROR)  # importing it has set another
     return ray
 
 
