@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from rein.errors import ConfigError, RankLost
 from rein.runtime import ranks as ranks_module
@@ -65,7 +66,11 @@ class Worker:
         return (found if self.objects.rank == 0 else None), time.perf_counter() - begin
 
 
-Asked = list[Any]  # a promise of each worker, the first one's first
+class Asked(NamedTuple):
+    """What a crew is at."""
+
+    what: str  # object and method
+    promises: list[Any]  # one of each worker, the first one's first
 
 
 class Crew:
@@ -73,13 +78,13 @@ class Crew:
 
     def __init__(self, name: str, workers: Sequence[Any], shelf: Shelf) -> None:
         self.name, self.workers, self.shelf = name, list(workers), shelf
-        self.busy = 0.0  # seconds that the first worker was at work
+        self.busy: Counter[str] = Counter()  # seconds that the first worker was at work, by method
         self._loose: list[Asked] = []  # whose answers nobody waits for
 
-    def enter(self, folder: str) -> Asked:
+    def enter(self, folder: str) -> list[Any]:
         return [worker.enter.remote(folder) for worker in self.workers]
 
-    def meet(self, entered: Asked) -> None:
+    def meet(self, entered: list[Any]) -> None:
         """Become ranks of one group."""
         first, ranks = self._answer(entered), len(self.workers)
         self._answer([worker.join.remote(rank, ranks, first) for rank, worker in enumerate(self.workers)])
@@ -92,7 +97,8 @@ class Crew:
     def begin(self, name: str, method: str, *given: Any, **options: Any) -> Asked:
         """Ask, and go on."""
         words = [self.shelf.placed(value) for value in given]
-        return [worker.call.remote(name, method, options, *words) for worker in self.workers]
+        promises = [worker.call.remote(name, method, options, *words) for worker in self.workers]
+        return Asked(f"{name}.{method}", promises)
 
     def send(self, name: str, method: str, *given: Any, **options: Any) -> None:
         """Ask what has no answer; a failure is raised by the next answer that is waited for."""
@@ -101,19 +107,20 @@ class Crew:
     def answer(self, asked: Asked) -> Any:
         """Wait for it. Raises what a worker raised, RankLost where one has ended."""
         while self._loose:
-            self._timed(self._answer(self._loose.pop(0)))
-        return self._timed(self._answer(asked))
+            self._timed(self._loose.pop(0))
+        return self._timed(asked)
 
     def call(self, name: str, method: str, *given: Any, **options: Any) -> Any:
         return self.answer(self.begin(name, method, *given, **options))
 
-    def _timed(self, found: tuple[Any, float]) -> Any:
-        self.busy += found[1]
-        return found[0]
+    def _timed(self, asked: Asked) -> Any:
+        found, seconds = self._answer(asked.promises)
+        self.busy[asked.what] += seconds
+        return found
 
-    def _answer(self, asked: Asked) -> Any:
+    def _answer(self, promises: list[Any]) -> Any:
         ray = ray_module()
-        left, end = list(asked), float("inf")
+        left, end = list(promises), float("inf")
         odd: Exception | None = None  # what a rank says whose neighbour is gone
         while left and time.monotonic() < end:
             # In turns: a signal is heard between them.
@@ -127,10 +134,10 @@ class Crew:
                         raise cause from error
                     odd, end = cause, min(end, time.monotonic() + GRACE)
                 except ray.exceptions.RayError as error:
-                    raise self._lost(asked.index(answer), error) from error
+                    raise self._lost(promises.index(answer), error) from error
         if odd is not None:
             raise self._lost(None, odd) from odd
-        return ray.get(asked[0])
+        return ray.get(promises[0])
 
     def _lost(self, rank: int | None, error: Exception) -> RankLost:
         who = "a worker" if rank is None else f"worker {rank}"
