@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from rein.errors import ConfigError, RankLost
+from rein.errors import ConfigError, RankLost, ReinError
 from rein.runtime import ranks as ranks_module
 from rein.runtime.cluster import ray_module, reserved
 from rein.runtime.launch import GRACE, PATIENCE, is_of_ranks
@@ -121,13 +121,15 @@ class Crew:
     def _answer(self, promises: list[Any]) -> Any:
         ray = ray_module()
         left, end = list(promises), float("inf")
+        first: Any = None
         odd: Exception | None = None  # what a rank says whose neighbour is gone
         while left and time.monotonic() < end:
             # In turns: a signal is heard between them.
             done, left = ray.wait(left, timeout=0.5)
             for answer in done:
                 try:
-                    ray.get(answer)
+                    found = ray.get(answer)
+                    first = found if answer == promises[0] else first
                 except ray.exceptions.RayTaskError as error:
                     cause = error.cause or error
                     if not is_of_ranks(cause):
@@ -137,9 +139,14 @@ class Crew:
                     raise self._lost(promises.index(answer), error) from error
         if odd is not None:
             raise self._lost(None, odd) from odd
-        return ray.get(promises[0])
+        return first
 
-    def _lost(self, rank: int | None, error: Exception) -> RankLost:
+    def _lost(self, rank: int | None, error: Exception) -> ReinError:
+        if "creation task" in str(error) or "ModuleNotFoundError" in str(error):
+            what = str(error).strip().splitlines()[-1].strip()
+            return ConfigError(
+                f"runtime: ray: a worker cannot begin ({what}); every machine needs the same Python and rein"
+            )
         who = "a worker" if rank is None else f"worker {rank}"
         whose = f" of the {self.name}" if self.name else ""
         memory = " for want of memory" if "OutOfMemory" in type(error).__name__ else ""
@@ -150,12 +157,14 @@ class Crew:
 
 
 class Shelf:
-    """Experiences as they are handed to workers: each once, however many updates are made of it."""
+    """What is large, as workers are handed it: rows once for all, an experience once for all its updates."""
 
     def __init__(self) -> None:
         self._last: tuple[Experience, Any] | None = None
 
     def placed(self, value: Any) -> Any:
+        if isinstance(value, list):  # of rows: once for all workers
+            return ray_module().put(value)
         if not isinstance(value, Experience):
             return value
         if self._last is None or self._last[0] is not value:
