@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 from rein.errors import ConfigError, EngineError
+from rein.runtime import sweep
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 OBJECTS = 2**30  # bytes of shared memory for what moves between processes of a cluster started here
@@ -43,15 +46,27 @@ def joined(address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    folder = None if address else tempfile.mkdtemp(prefix="rein-ray-")
+    with nullcontext() if address else _own_folder() as folder:
+        try:
+            _start(ray, address, folder)
+            yield
+        finally:
+            with suppress(Exception):  # of a cluster that is gone
+                ray.shutdown()
+
+
+@contextmanager
+def _own_folder() -> Iterator[str]:
+    """A folder for a cluster of this machine; whatever ends this process, no process of it outlives that."""
+    folder = tempfile.mkdtemp(prefix="rein-ray-")
+    command = [sys.executable, "-I", str(Path(sweep.__file__)), folder]
+    sweeper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
-        _start(ray, address, folder)
-        yield
+        yield folder
     finally:
-        with suppress(Exception):  # of a cluster that is gone
-            ray.shutdown()
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        assert sweeper.stdin is not None
+        sweeper.stdin.close()
+        sweeper.wait()
 
 
 def _start(ray: Any, address: str | None, folder: str | None) -> None:
