@@ -78,7 +78,7 @@ class Ray(Section):
     """Where the processes of runtime: ray are, and what each of them asks for."""
 
     address: str | None = None  # of a cluster to join (auto: the one here); default: one is started here
-    cpus_per_worker: Above = 1.0
+    cpus_per_worker: Annotated[float, Field(ge=0.01, le=MOST)] = 1.0
     gpus_per_worker: Rate = 0.0
 
 

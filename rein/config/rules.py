@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rein.config.loss_rules import Broken, of_correction, of_loss
-from rein.config.methods import ONLY_PER_ROW
+from rein.config.methods import ONLY_PER_ROW, needs
 from rein.config.recipe import Recipe
 
 KL_LOSS_COEF = 0.05  # where no key gives one
@@ -111,6 +111,10 @@ def _processes(recipe: Recipe) -> list[Broken]:
         found.append(Broken(key, f"{size} does not divide {ranks} processes; {do}"))
     if recipe.critic.placement == "separate" and recipe.runtime != "ray":
         found.append(Broken("critic.placement", f"separate, but {where}; write runtime=ray"))
+    elif recipe.critic.placement == "separate" and "critic" not in needs(recipe):
+        found.append(Broken("critic.placement", "separate, but the method has no critic; write colocated"))
+    if recipe.ray != type(recipe.ray)() and recipe.runtime != "ray":
+        found.append(Broken("ray", f"given, but {where}; write runtime=ray"))
     if recipe.trainer.profile and recipe.runtime == "ray":
         found.append(Broken("trainer.profile", "traces one process; write runtime=fsdp or single"))
     return found

@@ -64,7 +64,7 @@ class Team:
         name: str = "",  # where there are several teams
     ) -> None:
         self.recipe, self.mesh, self.models, self.reference = recipe, mesh, models, reference
-        self.name = name
+        self.name, self.alone = name, mesh is SINGLE
         self.share = mesh  # the ranks that have other rows than this one
         self.learner: Any = None  # what is trained by: set where it is made
         if isinstance(mesh, Ranks):
@@ -145,7 +145,7 @@ def team_of(
     if crews is not None:
         from rein.stages.remote_team import RemoteTeam
 
-        return RemoteTeam(recipe, crews, models, reopen, refers=reference is not None)
+        return RemoteTeam(recipe, crews, models, reopen, reference)
     ranks = Ranks()
     ranks.tell(Made("team", join, OWN, (recipe, reopen, reference is not None), {}))
     return Team(recipe, ranks, models, reference)
