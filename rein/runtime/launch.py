@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
@@ -144,7 +145,9 @@ def _watch(others: Others, over: threading.Event) -> None:
 
 
 def _join(store: Store | None = None, rank: int = -1, ranks: int = -1) -> None:
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
+    # A tensor is exchanged by the backend of where it lies, and what is told by the CPU's.
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
 
 
 def _leave() -> None:
@@ -176,7 +179,7 @@ def _said(others: Others) -> str:
 def _is_of_ranks(error: BaseException) -> bool:
     if isinstance(error, ReinError | BrokenPipeError):
         return False
-    words = ("Connection closed by peer", "Connection reset", "gloo", "Broken pipe", "TCPStore")
+    words = ("Connection closed by peer", "Connection reset", "gloo", "NCCL", "Broken pipe", "TCPStore")
     kinds = isinstance(error, dist.DistError | ConnectionError | _NotThere)
     return kinds or any(word in str(error) for word in words)
 

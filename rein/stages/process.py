@@ -35,7 +35,7 @@ def on_ranks(entry: Stage, recipe: Recipe, console: Console) -> dict[str, Any]:
 
 @contextmanager
 def _ranks(recipe: Recipe) -> Iterator[None]:
-    """Inside, this process leads the ranks that the recipe asks for."""
+    """Inside, this process leads the ranks that the recipe asks for. Raises ConfigError for too few GPUs."""
     if recipe.runtime == "single":
         if (ranks := torchrun.started()) > 1:
             raise ConfigError(f"runtime: single, but torchrun started {ranks} processes; write runtime=fsdp")
@@ -46,6 +46,7 @@ def _ranks(recipe: Recipe) -> Iterator[None]:
     from rein.runtime.launch import launched
     from rein.runtime.ranks import OWN, Made, Ranks, started
 
+    _take_gpu(recipe)
     with launched(recipe.nproc, recipe.nnodes):
         if started():
             Ranks().tell(Made("process", _prepare_rank, OWN, (recipe,), {}))
@@ -58,9 +59,22 @@ def _ranks(recipe: Recipe) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
+def _take_gpu(recipe: Recipe) -> None:
+    from rein.models.place import place_of
+    from rein.runtime.gpu import take_own_gpu
+
+    if place_of(recipe.model).device == "cuda":
+        take_own_gpu(recipe.nproc)
+    elif recipe.fsdp.offload_policy:
+        raise ConfigError(
+            "fsdp.offload_policy: true frees a GPU's memory, and models lie on the CPU here; write false"
+        )
+
+
 def _prepare_rank(ranks: Any, recipe: Recipe) -> None:
     import torch
 
+    _take_gpu(recipe)
     torch.set_num_threads(max(torch.get_num_threads() // recipe.nproc, 1))
     prepare_process(recipe)
 

@@ -24,6 +24,7 @@ from rein.learner import Learner
 from rein.models.actor import Actor
 from rein.models.critic import Critic
 from rein.models.load import trunk_of
+from rein.models.place import place_of
 from rein.models.precision import refresh_copies
 from rein.models.reference import Reference
 from rein.models.save import give_whole
@@ -44,6 +45,10 @@ TOGETHER = {  # of each object, the calls that every rank makes
     "probe": ("measure",),
     "engine": ("generate",),
     "files": ("save", "write", "restore"),
+}
+NOT_OF_LOADING = {
+    *("path", "logits_chunk", "use_torch_compile"),
+    *("device", "attn_implementation", "use_liger"),  # in the place
 }
 KEPT = "experience/"  # begins the names of a snapshot's tensors that are no rank's but the batch's
 
@@ -135,7 +140,7 @@ def _join(ranks: Ranks, recipe: Recipe, reopen: Callable[[Recipe], Mapping[str, 
 
 def model_options(recipe: Recipe) -> dict[str, Any]:
     """How models of a recipe are loaded; over ranks FSDP2 casts what `fast` computes in bfloat16."""
-    options = recipe.model.model_dump(exclude={"path", "logits_chunk", "use_torch_compile"})
+    options = recipe.model.model_dump(exclude=NOT_OF_LOADING) | {"place": place_of(recipe.model)}
     return options | {"precision": "exact"} if started() else options
 
 
@@ -146,6 +151,7 @@ def _cut(recipe: Recipe, ranks: Ranks, model: Any) -> None:
         ranks.world_size,
         param_dtype=torch.bfloat16 if recipe.model.precision == "fast" else None,
         prefetch=recipe.fsdp.forward_prefetch,
+        offload=recipe.fsdp.offload_policy,
     )
 
 
