@@ -23,11 +23,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-from training_made import experience_of, learner_of, recipe
+from training_made import experience_of, learner_of, models, recipe
 
 from rein.engines.hf import HfEngine
 from rein.models.actor import load_actor
-from rein.models.critic import load_critic
 from rein.models.place import CPU, Place
 from rein.models.reference import Reference
 from rein.models.reward_model import load_reward_model
@@ -112,10 +111,7 @@ def another_device() -> Iterator[str]:
 
 def answers(path: str, place: Place, **options: Any) -> dict[str, Tensor]:
     """Passes, an exact KL, both updates, the probe, generation, a restore, scores, a saved folder."""
-    actor, critic = (load(path, place=place, **options) for load in (load_actor, load_critic))
-    drawn = torch.randn(critic.model.score.weight.shape, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        critic.model.score.weight.copy_(drawn)
+    actor, critic = models(path, place=place, **options)
     some = recipe(
         ROWS,
         actor={"ppo_mini_batch_size": ROWS, "ppo_epochs": 1, "entropy_coeff": 0.01, "kl_loss_type": "full"},

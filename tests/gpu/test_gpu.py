@@ -32,6 +32,7 @@ from rein.types import Experience, Metrics, Trajectory, Update
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+    pytest.mark.filterwarnings("default"),  # compilers and NCCL have hints of their own
 ]
 GPU = Place("cuda")
 ROWS = 12
