@@ -20,6 +20,7 @@ from rein.data.schemas import kind_of
 from rein.data.split import prompt_key
 from rein.data.tokenize import Encoder
 from rein.models.actor import Actor, load_actor
+from rein.models.place import loading
 from rein.types import Trajectory
 
 
@@ -46,7 +47,7 @@ def audit(recipe: Recipe, files: Sequence[str | Path], actor: Actor, encoder: En
 
 def audit_with(recipe: Recipe, files: Sequence[str | Path], path: str) -> Audited:
     """`audit` with the model in this folder."""
-    actor = load_actor(path, dtype=recipe.model.dtype, trust_remote_code=recipe.model.trust_remote_code)
+    actor = load_actor(path, **loading(recipe.model))
     encoder = Encoder(
         actor.tokenizer,
         apply_chat_template=recipe.data.apply_chat_template,

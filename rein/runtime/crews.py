@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+from torch._C._distributed_c10d import TCPStore
+
 from rein.errors import ConfigError, OutOfMemory, RankLost, ReinError
 from rein.runtime import ranks as ranks_module
 from rein.runtime.cluster import ray_module, reserved
-from rein.runtime.launch import GRACE, PATIENCE, is_of_ranks
+from rein.runtime.launch import GRACE, is_of_ranks, meet
 from rein.runtime.ranks import OWN, Made, Objects, Ranks
 from rein.types import Experience
 
@@ -47,11 +49,7 @@ class Worker:
 
     def join(self, rank: int, ranks: int, address: tuple[str, int]) -> None:
         """Meet the others."""
-        import torch.distributed as dist
-        from torch._C._distributed_c10d import TCPStore
-
-        store = TCPStore(*address, ranks, is_master=rank == 0, wait_for_workers=False)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
+        meet(TCPStore(*address, ranks, is_master=rank == 0, wait_for_workers=False), rank, ranks)
         self.objects = Objects(Ranks())
         ranks_module.in_crew = True
 

@@ -22,6 +22,8 @@ def on_ranks(stage: str, entry: Stage, recipe: Recipe, console: Console) -> dict
     """A stage's facts; where a rank is lost it begins again, as often as the recipe allows."""
     if recipe.runtime == "fsdp" and recipe.nproc == recipe.nnodes == torchrun.started() == 1:
         console.say("note: runtime fsdp with nproc 1 is one process, as single is")
+    if recipe.runtime == "ray" and not recipe.ray.gpus_per_worker:
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"device": "cpu"})})
     left = allowed = 0 if torchrun.under_torchrun() else recipe.restarts
     began = time.time()
     while True:
@@ -67,7 +69,7 @@ def clustered(recipe: Recipe, spread: Collection[str]) -> Iterator[None]:
 
 @contextmanager
 def _ranks(recipe: Recipe) -> Iterator[None]:
-    """Inside, this process leads the ranks that the recipe asks for."""
+    """Inside, this process leads the ranks that the recipe asks for. Raises ConfigError for too few GPUs."""
     if recipe.runtime == "single":
         if (ranks := torchrun.started()) > 1:
             raise ConfigError(f"runtime: single, but torchrun started {ranks} processes; write runtime=fsdp")
@@ -78,6 +80,7 @@ def _ranks(recipe: Recipe) -> Iterator[None]:
     from rein.runtime.launch import launched
     from rein.runtime.ranks import OWN, Made, Ranks, started
 
+    _take_gpu(recipe)
     with launched(recipe.nproc, recipe.nnodes):
         if started():
             Ranks().tell(Made("process", _prepare_rank, OWN, (recipe,), {}))
@@ -126,13 +129,27 @@ def _worker(recipe: Recipe) -> dict[str, float]:
 def _prepare_worker(ranks: Any, recipe: Recipe) -> None:
     import torch
 
+    _take_gpu(recipe)
     torch.set_num_threads(max(int(recipe.ray.cpus_per_worker), 1))
     prepare_process(recipe)
+
+
+def _take_gpu(recipe: Recipe) -> None:
+    from rein.models.place import place_of
+    from rein.runtime.gpu import take_own_gpu
+
+    if place_of(recipe.model).device == "cuda":
+        take_own_gpu(1 if recipe.runtime == "ray" else recipe.nproc)  # Ray shows a worker no other's
+    elif recipe.fsdp.offload_policy:
+        raise ConfigError(
+            "fsdp.offload_policy: true frees a GPU's memory, and models lie on the CPU here; write false"
+        )
 
 
 def _prepare_rank(ranks: Any, recipe: Recipe) -> None:
     import torch
 
+    _take_gpu(recipe)
     torch.set_num_threads(max(torch.get_num_threads() // recipe.nproc, 1))
     prepare_process(recipe)
 

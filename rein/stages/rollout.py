@@ -18,6 +18,7 @@ from rein.data.tokenize import Encoder
 from rein.engines.hf import HfEngine
 from rein.experience import in_micro_batches
 from rein.models.actor import Actor, load_actor
+from rein.models.place import loading
 from rein.runtime.seeding import derive
 from rein.stages.tokens import FACT, compared, encoder_of
 from rein.tracking.console import Console
@@ -30,7 +31,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Answer every prompt of rollout.files n times with rollout.path."""
     rollout, folder = recipe.rollout, paths.stage_dir(recipe, "rollout")
     policy = paths.rollout_policy(recipe)
-    actor = load_actor(policy, dtype=recipe.model.dtype, trust_remote_code=recipe.model.trust_remote_code)
+    actor = load_actor(policy, **loading(recipe.model))
     encoder = encoder_of(actor, recipe)
     marks = compared(encoder, console, policy)
     with rejects_kept(folder / "rejects.jsonl"):

@@ -44,7 +44,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Score every trajectory of score.files with score.reward."""
     files, folder = paths.score_files(recipe), paths.stage_dir(recipe, "score")
     needed = uses_model(recipe.score.reward)
-    scorer = open_scorer(paths.reward_model(recipe), paths.cache_dir(recipe)) if needed else None
+    scorer = open_scorer(recipe) if needed else None
     mix = build(recipe.score.reward, scorer=scorer)
     for note in mix.notes:
         console.say(note)
