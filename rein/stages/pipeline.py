@@ -98,8 +98,8 @@ def _run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
     entry: Stage = importlib.import_module(MODULES[stage]).run
     started = time.monotonic()
     facts = on_ranks(stage, entry, recipe, console) if stage in ON_RANKS else dict(entry(recipe, console))
-    free_models()
     seconds = time.monotonic() - started
+    free_models()
     folder.mkdir(parents=True, exist_ok=True)
     manifest.write(
         folder,

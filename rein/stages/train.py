@@ -15,7 +15,7 @@ import torch
 
 from rein.config.guards import Rule
 from rein.config.recipe import Recipe
-from rein.errors import Interrupted, is_out_of_memory
+from rein.errors import Interrupted, OutOfMemory, is_out_of_memory
 from rein.guards.decide import GRAVITY
 from rein.runtime.interrupt import Interrupt, deferred
 from rein.stages.train_job import Job
@@ -175,6 +175,12 @@ def within_memory(job: Job, role: str | None, work: Callable[[], T]) -> T:
         try:
             return work()
         except Exception as error:
+            if "could not create a primitive" in str(error):
+                raise OutOfMemory(
+                    "train: oneDNN could not make a kernel, most likely for want of memory, and makes no "
+                    "other in this process; the same command goes on from the newest snapshot: give a lower "
+                    "actor.ppo_max_token_len_per_gpu"
+                ) from error
             if not is_out_of_memory(error) or not job.team.alone:  # other ranks wait amid a pass
                 raise
             if role is not None:

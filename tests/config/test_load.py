@@ -414,7 +414,6 @@ def test_what_restrains_or_is_insisted_on_passes(words: str) -> None:
         ("actor.loss_agg_mode=tokenmean", "did you mean token-mean"),
         ("trainer.logger=[console,wandb]", "wandb is not built yet"),
         ("trainer.logger=[console,foo]", "must be one of console, jsonl"),
-        ("runtime=ray", "not built yet"),
         ("nproc=0", "nproc"),
         ("stages=[trian]", "did you mean train"),
     ],

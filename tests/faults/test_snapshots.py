@@ -161,13 +161,6 @@ def test_a_state_with_other_parts_is_loud_and_nothing_of_it_is_taken(
     assert cli.exit_code(caught.value)[0] == 6
 
 
-def test_another_number_of_processes_is_refused_by_name(
-    words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["train", *words(tmp_path), "runtime=ray"]) == 2
-    assert "runtime" in capsys.readouterr().err
-
-
 # ---- B46: the last step not saved, or saved twice
 
 

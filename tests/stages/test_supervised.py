@@ -48,6 +48,7 @@ def run(
 
     team = Team(recipe, SINGLE, {"actor": model})
     descend(
+        team,
         Pupil(team, "actor", loss, Optim(lr=0.1), grad_clip=1.0, total=TOTAL, budget=1),
         lambda step: [step],
         recipe=recipe,
