@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rein.engines.kv_store import Block, Store, beyond
 
-ANSWERS, PROMPTS = 32, 32  # attended to together on a CPU; elsewhere all of them, for the fewest kernels
+ANSWERS, PROMPTS = 32, 16  # attended to together on a CPU; elsewhere all of them, for the fewest kernels
 ANSWER_COLUMNS, PROMPT_COLUMNS = 32, 16  # widths are multiples of these
 ALONE = -1  # the prompt row of an answer that shares none
 
@@ -26,11 +26,11 @@ class Part:
     """One block in one step."""
 
     block: Block
-    rows: int  # of the block, times K
+    rows: int  # of the block
     begin: int  # and of the queries
     end: int
     mask: Tensor | None
-    at: Tensor | None = None  # where new keys and values go: [answers 2 K] of block.flat
+    at: Tensor | None = None  # where new keys and values go: [rows 2 K]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,13 @@ class Frame:
 
 class Cache:
     def __init__(self, layers: int, places: int, key_heads: int, head_dim: int, like: Tensor) -> None:
-        self.heads, self.head_dim, self.device = key_heads, head_dim, like.device
+        self.heads, self.head_dim = key_heads, head_dim
+        self.like, self.device = like, like.device
         on_cpu = like.device.type == "cpu"
         shape = (layers, key_heads, head_dim, like)
-        self.own = Store(*shape, rows=ANSWERS if on_cpu else places, columns=ANSWER_COLUMNS)
-        self.prompts = Store(*shape, rows=PROMPTS if on_cpu else places, columns=PROMPT_COLUMNS)
+        answers, prompts = (_even(places, most if on_cpu else places) for most in (ANSWERS, PROMPTS))
+        self.own = Store(*shape, rows=answers, columns=ANSWER_COLUMNS)
+        self.prompts = Store(*shape, rows=prompts, columns=PROMPT_COLUMNS)
         self.prompt_of = np.zeros(0, dtype=np.int64)  # of each answer, its row in `prompts`
 
     def begin(self, prompt: int, length: int = 0) -> int:
@@ -111,20 +113,20 @@ class Cache:
         for first, block in zip(firsts, self.prompts.blocks, strict=True):
             lengths = self.prompts.lengths[first : first + size]
             end = int(ends[first + len(lengths) - 1])
-            mask = beyond(lengths, block.columns, self.heads, block.numbers)
-            parts.append(Part(block, len(lengths) * self.heads, begin, end, mask))
+            mask = beyond(lengths, block.columns, self.heads, self.like)
+            parts.append(Part(block, len(lengths), begin, end, mask))
             begin = end
         return parts, asking, answered.ravel()
 
     def _own_part(self, number: int) -> Part:
         block, first = self.own.blocks[number], number * self.own.rows
         lengths = self.own.lengths[first : first + self.own.rows]
-        halves = np.arange(2)[:, None] * self.own.rows * self.heads + np.arange(self.heads)  # keys, values
+        halves = np.arange(2)[:, None] * block.rows * self.heads + np.arange(self.heads)  # keys, values
         rows = halves + np.arange(len(lengths))[:, None, None] * self.heads
         at = torch.from_numpy((rows * block.columns + lengths[:, None, None]).ravel()).to(self.device)
-        mask = beyond(lengths + 1, block.columns, self.heads, block.numbers)
-        begin, size = first * self.heads, len(lengths) * self.heads
-        return Part(block, size, begin, begin + size, mask, at)
+        mask = beyond(lengths + 1, block.columns, self.heads, self.like)
+        begin, end = first * self.heads, (first + len(lengths)) * self.heads
+        return Part(block, len(lengths), begin, end, mask, at)
 
     def attend(self, number: int, frame: Frame, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """softmax(q k^T) v over each place's columns, with the new ones: q [B K, G, D], k and v [B, K, D]."""
@@ -133,7 +135,8 @@ class Cache:
         sums = []
         for part in frame.own:
             assert part.at is not None
-            part.block.flat[number].index_copy_(0, part.at, new[2 * part.begin : 2 * part.end])
+            flat = part.block.layers[number].view(-1, self.head_dim)
+            flat.index_copy_(0, part.at, new[2 * part.begin : 2 * part.end])
             cut = slice(part.begin, part.end)
             sums.append(_attend(part, number, query[cut], out[cut], bool(frame.shared)))
         if not frame.shared:
@@ -146,7 +149,10 @@ class Cache:
         asking = query.index_select(0, frame.asking)
         read, sums = torch.empty_like(asking), []
         for part in frame.shared:
-            one, other = (t[part.begin : part.end].view(part.rows, -1, self.head_dim) for t in (asking, read))
+            one, other = (
+                t[part.begin : part.end].view(part.rows * self.heads, -1, self.head_dim)
+                for t in (asking, read)
+            )
             sums.append(_attend(part, number, one, other, True).view(-1, groups, 1))
         share = torch.sigmoid(torch.cat(sums).index_select(0, frame.answered) - own)
         if frame.alone is not None:
@@ -159,7 +165,7 @@ def _attend(part: Part, number: int, query: Tensor, out: Tensor, with_sums: bool
 
     It is the likeliest column's score less the log of its weight, in float32 or wider.
     """
-    keys, values = part.block.keys[number][: part.rows], part.block.values[number][: part.rows]
+    keys, values = part.block.first(number, part.rows)
     if part.mask is None:
         scores = torch.bmm(query, keys.transpose(1, 2))
     else:
@@ -171,3 +177,8 @@ def _attend(part: Part, number: int, query: Tensor, out: Tensor, with_sums: bool
     weights = scores.softmax(-1)
     torch.bmm(weights.to(out.dtype), values, out=out)
     return scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log_()
+
+
+def _even(places: int, most: int) -> int:
+    """Rows of a block when so many places are cut into the fewest blocks of like size."""
+    return -(-places // -(-places // most))

@@ -13,13 +13,28 @@ from torch import Tensor
 
 
 class Block:
-    """`rows` rows; of each layer the keys, then the values."""
+    """Of each layer keys and values, [2, rows, K, columns, D]."""
 
-    def __init__(self, numbers: Tensor) -> None:  # [layers, 2, rows, K, columns, D]
-        self.numbers = numbers
-        self.columns = numbers.shape[4]
-        self.keys, self.values = ([layer[i].flatten(0, 1) for layer in numbers] for i in (0, 1))
-        self.flat = [layer.view(-1, numbers.shape[-1]) for layer in numbers]
+    def __init__(self, layers: list[Tensor]) -> None:
+        self.layers = layers
+        self.rows, self.columns = layers[0].shape[1], layers[0].shape[3]
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Keep what fits; a layer at a time, so that little is held twice."""
+        kept, width = min(rows, self.rows), min(columns, self.columns)
+        for number, old in enumerate(self.layers):
+            new = old.new_empty(2, rows, old.shape[2], columns, old.shape[4])
+            new[:, :kept, :, :width] = old[:, :kept, :, :width]
+            # Zeros, for what lies beyond a row's end is multiplied by 0 and must be finite.
+            new[:, :kept, :, width:] = 0
+            new[:, kept:] = 0
+            self.layers[number] = new
+        self.rows, self.columns = rows, columns
+
+    def first(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first rows, [rows K, columns, D] each."""
+        keys, values = self.layers[layer].unbind(0)
+        return keys[:rows].flatten(0, 1), values[:rows].flatten(0, 1)
 
 
 class Store:
@@ -28,8 +43,8 @@ class Store:
     def __init__(
         self, layers: int, heads: int, head_dim: int, like: Tensor, *, rows: int, columns: int
     ) -> None:
-        self.layers, self.heads, self.head_dim, self.like = layers, heads, head_dim, like
-        self.rows = rows  # of a block
+        self.empty = [like.new_zeros(2, 0, heads, 0, head_dim)] * layers
+        self.rows = rows  # of a block, at most
         self.step = columns  # widths are multiples of it
         self.blocks: list[Block] = []
         self.lengths = np.zeros(0, dtype=np.int64)
@@ -43,15 +58,14 @@ class Store:
         row = self.count
         self.lengths = np.append(self.lengths, length)
         if row == len(self.blocks) * self.rows:
-            self.blocks.append(Block(self._zeros(self._wide(length))))
-        self._make_room(row // self.rows, length)
+            self.blocks.append(Block(list(self.empty)))
+        self._make_room(row, length)
         return row
 
     def put(self, layer: int, row: int, key: Tensor, value: Tensor) -> None:
         """The first tokens of a row, [K, T, D]."""
-        block, inside = self.blocks[row // self.rows], row % self.rows
-        block.numbers[layer, 0, inside, :, : key.shape[1]] = key
-        block.numbers[layer, 1, inside, :, : key.shape[1]] = value
+        numbers = self.blocks[row // self.rows].layers[layer][:, row % self.rows, :, : key.shape[1]]
+        numbers[0], numbers[1] = key, value
 
     def close(self, row: int) -> list[tuple[int, int]]:
         """A row leaves: which others moved where, in this order, so that rows are dense again."""
@@ -68,37 +82,29 @@ class Store:
         return moves
 
     def fit(self, more: int = 0) -> None:
-        """Each block as wide as its longest row with `more` tokens needs."""
+        """Make each block as wide as its longest row with `more` tokens needs."""
         for number, block in enumerate(self.blocks):
-            longest = int(self.lengths[number * self.rows : (number + 1) * self.rows].max())
-            columns = self._wide(longest + more)
+            lengths = self.lengths[number * self.rows : (number + 1) * self.rows]
+            columns = self._wide(int(lengths.max()) + more)
             if columns != block.columns:
-                self._resize(number, columns)
+                block.resize(len(lengths), columns)
 
     def _wide(self, length: int) -> int:
         return max(-(-length // self.step), 1) * self.step
 
-    def _make_room(self, number: int, length: int) -> None:
-        if length > self.blocks[number].columns:
-            self._resize(number, self._wide(length))
-
-    def _resize(self, number: int, columns: int) -> None:
-        old = self.blocks[number].numbers
-        numbers, kept = self._zeros(columns), min(columns, old.shape[4])
-        numbers[:, :, :, :, :kept] = old[:, :, :, :, :kept]
-        self.blocks[number] = Block(numbers)
-
-    def _zeros(self, columns: int) -> Tensor:
-        # Zeros, for what lies beyond a row's end is multiplied by 0 and must be finite.
-        return self.like.new_zeros(self.layers, 2, self.rows, self.heads, columns, self.head_dim)
+    def _make_room(self, row: int, length: int) -> None:
+        block = self.blocks[row // self.rows]
+        rows = block.rows if row % self.rows < block.rows else self.rows
+        columns = max(block.columns, self._wide(length))
+        if (rows, columns) != (block.rows, block.columns):
+            block.resize(rows, columns)
 
     def _move(self, source: int, target: int) -> None:
         length = int(self.lengths[source])
-        self._make_room(target // self.rows, length)
-        one, other = (
-            self.blocks[row // self.rows].numbers[:, :, row % self.rows] for row in (source, target)
-        )
-        other[:, :, :, :length] = one[:, :, :, :length]
+        self._make_room(target, length)
+        one, other = (self.blocks[row // self.rows].layers for row in (source, target))
+        for old, new in zip(one, other, strict=True):
+            new[:, target % self.rows, :, :length] = old[:, source % self.rows, :, :length]
         self.lengths[target] = length
 
 
