@@ -1,7 +1,8 @@
 """Llama-shaped models laid out for decoding: q, k, v in one matrix, gate and up in another, an own cache.
 
 Which models are so shaped `readable` says; any other decodes through transformers (padded.py). The layout is
-a copy of two thirds of the weights, adapters fused in, and lives as long as one call of the engine.
+a copy of all matrices, adapters fused in, or of two thirds of them where laid_out.py lays nothing out, and
+lives as long as one call of the engine.
 
 Notation: K key heads of D numbers, G query heads for each, H hidden.
 """
@@ -16,13 +17,14 @@ import numpy as np
 import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from rein.engines.kv_cache import Cache
+from rein.engines.kv_store import Store
+from rein.engines.laid_out import Product, lays_out, product_of
 
 CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
-KeysValues = tuple[Tensor, Tensor]  # [K, T, D] each, of one prompt in one layer
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -61,24 +63,30 @@ def _weight(layer: Any) -> Tensor:
     return base
 
 
-def _fused(*layers: Any) -> tuple[Tensor, Tensor | None]:
-    """The weights of layers that read the same, one above the other, and their biases."""
+def _fused(*layers: Any) -> Product:
+    """Of layers that read the same, one above the other."""
     biases = [layer.bias for layer in layers]
     weight = _weight(layers[0]) if len(layers) == 1 else torch.cat([_weight(layer) for layer in layers])
-    if biases[0] is None:
-        return weight, None
-    return weight, torch.cat(biases)
+    return product_of(weight, None if biases[0] is None else torch.cat(biases))
+
+
+def _head(layer: Any) -> Product:
+    """A plain head widens what it reads to its weight's precision (models/precision.py)."""
+    if type(layer) is not nn.Linear or not lays_out(layer.weight):
+        return layer  # type: ignore[no-any-return]
+    product, dtype = product_of(layer.weight, layer.bias), layer.weight.dtype
+    return lambda hidden: product(hidden.to(dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
     before: Any  # the two norms
     after: Any
-    qkv: tuple[Tensor, Tensor | None]
+    qkv: Product
     head_norms: tuple[Any, Any] | None
-    out: tuple[Tensor, Tensor | None]
-    gate_up: tuple[Tensor, Tensor | None]
-    down: tuple[Tensor, Tensor | None]
+    out: Product
+    gate_up: Product
+    down: Product
     activation: Callable[[Tensor], Tensor]
 
     @classmethod
@@ -97,11 +105,11 @@ class _Block:
 
 
 class Fused:
-    """A readable model; `places` rows of a cache are read and written by number."""
+    """A readable model and the cache of at most `places` answers."""
 
-    def __init__(self, model: Any, places: int, columns: int) -> None:
+    def __init__(self, model: Any, places: int) -> None:
         self.model = model
-        self.head = model.get_output_embeddings()
+        self.head = _head(model.get_output_embeddings())
         self.blocks = [_Block.of(layer) for layer in model.model.layers]
         attention = model.model.layers[0].self_attn
         self.head_dim: int = attention.head_dim
@@ -109,13 +117,10 @@ class Fused:
         self.groups: int = attention.num_key_value_groups
         self.scaling: float = attention.scaling
         weight = model.get_input_embeddings().weight
-        self.cache = Cache(
-            len(self.blocks), places, self.key_heads, self.head_dim, columns, weight.dtype, weight.device
-        )
+        self.cache = Cache(len(self.blocks), places, self.key_heads, self.head_dim, weight.detach())
 
-    def read(self, prompts: Sequence[np.ndarray], places: Sequence[Sequence[int]]) -> list[KeysValues]:
-        """Put prompts into the cache, each at all its places; what the last one put there, by layer."""
-        last: list[KeysValues] = []
+    def read(self, prompts: Sequence[np.ndarray], targets: Sequence[tuple[Store, int]]) -> None:
+        """Put the keys and values of prompts where each has a row."""
         lengths = [len(prompt) for prompt in prompts]
         ends = np.cumsum(lengths)
         ids = torch.from_numpy(np.concatenate(list(prompts)))
@@ -123,30 +128,27 @@ class Fused:
 
         def attend(number: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             parts = []
-            for end, length, some in zip(ends, lengths, places, strict=True):
+            for end, length, (store, row) in zip(ends, lengths, targets, strict=True):
                 q, k, v = (t[end - length : end].transpose(0, 1).unsqueeze(0) for t in (query, key, value))
-                self.cache.put(number, some, k[0], v[0])
+                store.put(number, row, k[0], v[0])
                 part = scaled_dot_product_attention(
                     q, k, v, is_causal=True, scale=self.scaling, enable_gqa=self.groups > 1
                 )
                 parts.append(part[0].transpose(0, 1))
-            last.append((k[0].clone(), v[0].clone()))
             return torch.cat(parts).flatten(1)
 
         self._hidden(ids, positions, attend)
-        return last
 
-    def step(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
-        """Logits [B, V] after one more token in each of the first B places, which hold `lengths`."""
-        frame = self.cache.frame(lengths)
+    def step(self, ids: Tensor, positions: np.ndarray) -> Tensor:
+        """Logits [B, V] after one more token in each place of the cache."""
+        frame = self.cache.frame()
 
         def attend(number: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             query = (query * self.scaling).view(-1, self.groups, self.head_dim)
             return self.cache.attend(number, frame, query, key, value).view(len(ids), -1)
 
-        hidden = self._hidden(ids, torch.from_numpy(lengths), attend)
-        logits: Tensor = self.head(self.model.model.norm(hidden))
-        return logits
+        hidden = self._hidden(ids, torch.from_numpy(positions), attend)
+        return self.head(self.model.model.norm(hidden))
 
     def _hidden(
         self, ids: Tensor, positions: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -159,7 +161,7 @@ class Fused:
         cos, sin = (angle[0, :, None, :half] for angle in (cos, sin))
         queries = self.key_heads * self.groups
         for number, block in enumerate(self.blocks):
-            heads = linear(block.before(hidden), *block.qkv).view(len(hidden), -1, self.head_dim)
+            heads = block.qkv(block.before(hidden)).view(len(hidden), -1, self.head_dim)
             turning, value = heads[:, : -self.key_heads], heads[:, -self.key_heads :]
             query, key = turning[:, :queries], turning[:, queries:]
             if block.head_norms is None:
@@ -168,9 +170,9 @@ class Fused:
             else:
                 query_norm, key_norm = block.head_norms
                 query, key = _turn(query_norm(query), cos, sin), _turn(key_norm(key), cos, sin)
-            hidden = hidden + linear(attend(number, query, key, value), *block.out)
-            gate, up = linear(block.after(hidden), *block.gate_up).chunk(2, -1)
-            hidden = hidden + linear(block.activation(gate).mul_(up), *block.down)
+            hidden = hidden + block.out(attend(number, query, key, value))
+            gate, up = block.gate_up(block.after(hidden)).chunk(2, -1)
+            hidden = hidden + block.down(block.activation(gate).mul_(up))
         return hidden
 
 

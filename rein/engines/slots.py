@@ -1,13 +1,13 @@
-"""Continuous batching: the first places of a cache are always busy while answers are asked for.
+"""Continuous batching: the places of a cache are always busy while answers are asked for.
 
-A place whose answer ends is given to the next in the queue; once the queue is empty the last place moves
-into the gap, so that a step never computes what nobody asked for. All of a prompt but its last token is
-read once for its answers; that token is each answer's first step.
+Where an answer ends others move up and the next in the queue begins behind them, so that a step never
+computes what nobody asked for. All of a prompt but its last token is read once for its answers; that token is
+each answer's first step.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from rein.engines.board import Ask, Board, Manner
-from rein.engines.fused import Fused, KeysValues
+from rein.engines.fused import Fused
+from rein.engines.kv_cache import ALONE
+from rein.engines.kv_store import Store
 from rein.types import Completion
 
 READ_TOKENS = 4096  # of prompts, in one forward
-START_COLUMNS = 64  # beyond the longest prompt, before the cache first grows
 
 
 def decode(
@@ -37,61 +38,71 @@ def decode(
 class _Slots:
     def __init__(self, model: Any, asks: list[Ask], places: int, manner: Manner) -> None:
         self.queue = deque(asks)
+        self.places = places
         self.board = Board(manner, places, max(ask.room for ask in asks))
-        longest = max(len(ask.prompt_ids) for ask in asks)
-        room = min(START_COLUMNS, max(ask.room for ask in asks))
-        self.fused = Fused(model, places, longest + room)
+        self.fused = Fused(model, places)
+        self.cache = self.fused.cache
         self.busy = 0  # places in use: the first ones
-        self.lengths = np.zeros(places, dtype=np.int64)  # tokens in the cache
-        self.last = np.zeros(places, dtype=np.int64)  # the token to be read next
-        self.kept: tuple[int, list[KeysValues]] = -1, []  # the last prompt read, for samples that come later
+        self.positions = np.zeros(places, dtype=np.int64)  # of the token to be read next
+        self.last = np.zeros(places, dtype=np.int64)  # that token
+        self.samples = Counter(ask.prompt for ask in asks)
+        self.left = self.samples.copy()  # not ended
+        self.prompts: list[int] = []  # in the cache, by row
 
     def run(self, answers: list[list[Completion | None]], ended: Callable[[Ask], None]) -> None:
-        gaps = list(range(len(self.lengths)))
-        self.busy = len(gaps)
         while True:
-            self._fill(gaps)
+            self._begin()
             if self.busy == 0:
                 return
             places = np.arange(self.busy)
-            self.fused.cache.widen(int(self.lengths[places].max()) + 1)
-            logits = self.fused.step(torch.from_numpy(self.last[places]), self.lengths[places])
+            logits = self.fused.step(torch.from_numpy(self.last[places]), self.positions[places])
             chosen, done = self.board.write(places, logits)
             self.last[places] = chosen.cpu().numpy()
-            self.lengths[places] += 1
-            gaps = done.nonzero()[0].tolist()
-            for place in gaps:
-                ended(self.board.take(place, answers))
+            self.positions[places] += 1
+            gone = done.nonzero()[0].tolist()
+            asks = [self.board.take(place, answers) for place in gone]
+            for place, ask in reversed(list(zip(gone, asks, strict=True))):  # who moves stood behind the gap
+                self._close(place, ask.prompt)
+            for ask in asks:
+                ended(ask)
 
-    def _fill(self, gaps: list[int]) -> None:
-        """Begin the next answers in the gaps; close those that are left."""
-        begun: dict[int, list[int]] = {}  # prompt -> places
-        prompts: dict[int, np.ndarray] = {}
-        taken = min(len(gaps), len(self.queue))
-        for place in gaps[:taken]:
-            ask = self.queue.popleft()
+    def _begin(self) -> None:
+        """Begin the next answers in the free places."""
+        texts: list[np.ndarray] = []  # to be read
+        targets: list[tuple[Store, int]] = []
+        while self.queue and self.busy < self.places:
+            ask, place = self.queue.popleft(), self.busy
+            text = ask.prompt_ids[:-1]
             self.board.enter(place, ask)
-            self.lengths[place], self.last[place] = len(ask.prompt_ids) - 1, ask.prompt_ids[-1]
-            begun.setdefault(ask.prompt, []).append(place)
-            prompts[ask.prompt] = ask.prompt_ids[:-1]
-        self._read(prompts, begun)
-        for place in reversed(gaps[taken:]):
-            self.busy -= 1
-            if place != self.busy:
-                self.board.move(self.busy, place)
-                self.fused.cache.move(self.busy, place, int(self.lengths[self.busy]))
-                self.lengths[place], self.last[place] = self.lengths[self.busy], self.last[self.busy]
+            self.positions[place], self.last[place] = len(text), ask.prompt_ids[-1]
+            self.busy += 1
+            if len(text) == 0 or self.samples[ask.prompt] == 1:
+                target = self.cache.own, self.cache.begin(ALONE, len(text))
+            elif ask.prompt in self.prompts:
+                self.cache.begin(self.prompts.index(ask.prompt))
+                continue
+            else:
+                self.prompts.append(ask.prompt)
+                target = self.cache.prompts, self.cache.prompts.append(len(text))
+                self.cache.begin(target[1])
+            if len(text):
+                texts.append(text)
+                targets.append(target)
+        begin, tokens = 0, 0
+        for i, text in enumerate(texts):
+            tokens += len(text)
+            if i + 1 == len(texts) or tokens + len(texts[i + 1]) > READ_TOKENS:
+                self.fused.read(texts[begin : i + 1], targets[begin : i + 1])
+                begin, tokens = i + 1, 0
 
-    def _read(self, prompts: dict[int, np.ndarray], begun: dict[int, list[int]]) -> None:
-        number, kept = self.kept
-        if number in begun:
-            for layer, (key, value) in enumerate(kept):
-                self.fused.cache.put(layer, begun[number], key, value)
-        batch: list[int] = []
-        rest = [prompt for prompt in begun if prompt != number and len(prompts[prompt])]
-        for i, prompt in enumerate(rest):
-            batch.append(prompt)
-            tokens = sum(len(prompts[some]) for some in batch)
-            if i + 1 == len(rest) or tokens + len(prompts[rest[i + 1]]) > READ_TOKENS:
-                last = self.fused.read([prompts[some] for some in batch], [begun[some] for some in batch])
-                self.kept, batch = (prompt, last), []
+    def _close(self, place: int, prompt: int) -> None:
+        """Free an answer's place, and its prompt's with the last of its samples."""
+        for source, target in self.cache.close(place):
+            self.board.move(source, target)
+            self.positions[target], self.last[target] = self.positions[source], self.last[source]
+        self.busy -= 1
+        self.left[prompt] -= 1
+        if self.left[prompt] == 0 and prompt in self.prompts:
+            for source, target in self.cache.close_prompt(self.prompts.index(prompt)):
+                self.prompts[target] = self.prompts[source]
+            self.prompts.pop()

@@ -1,5 +1,6 @@
 """Which models decode with fused weights, and that each such kind decodes as transformers does."""
 
+import numpy as np
 import pytest
 import torch
 from rows_made import prompts, row
@@ -13,10 +14,13 @@ from transformers import (
     Qwen3Config,
 )
 
+from rein.engines import kv_cache, slots
+from rein.engines.board import Ask, Manner
 from rein.engines.fused import readable
 from rein.engines.hf import HfEngine
 from rein.models.actor import load_actor
 from rein.models.tiny import tiny_tokenizer
+from rein.types import Completion
 
 SHAPE = {
     "vocab_size": 600, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
@@ -74,6 +78,37 @@ def test_greedy_answers_are_those_of_transformers(name: str) -> None:
         )  # fmt: skip
         for completion in some:
             assert completion.response_ids.tolist() == theirs[0, len(text) :].tolist()
+
+
+ROOMS = [[70, 2, 33, 1], [50], [1, 1, 60], [20, 64, 5, 5], [3, 40]]
+SHARED = [[3, 4, 500, 5], [9, 2], [7], [8] * 20 + [11] * 21, [6, 6, 6]]  # one token: nothing to share
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, one key head", "qwen2", "qwen3"])
+@pytest.mark.parametrize("places", [1, 3, 6, 99])
+def test_greedy_samples_that_end_at_very_different_times_are_those_of_transformers(
+    name: str, places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts with one sample or several, in blocks that answers leave and move between."""
+    monkeypatch.setattr(kv_cache, "ANSWERS", 4)
+    monkeypatch.setattr(kv_cache, "PROMPTS", 2)
+    monkeypatch.setattr(kv_cache, "ANSWER_COLUMNS", 8)
+    model = made(READ[name])
+    asks = [
+        Ask(i, sample, np.array(SHARED[i]), room) for i in range(5) for sample, room in enumerate(ROOMS[i])
+    ]
+    answers: list[list[Completion | None]] = [[None] * len(rooms) for rooms in ROOMS]
+    manner = Manner(0.0, 1.0, 0, np.array([], dtype=np.int64), (), tiny_tokenizer())
+    with torch.no_grad():
+        slots.decode(model, asks, places, manner, answers, lambda _: None)
+    for text, rooms, found in zip(SHARED, ROOMS, answers, strict=True):
+        prompt = torch.tensor([text])
+        theirs = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=max(rooms)
+        )  # fmt: skip
+        for room, completion in zip(rooms, found, strict=True):
+            assert completion is not None
+            assert completion.response_ids.tolist() == theirs[0, len(text) : len(text) + room].tolist()
 
 
 @pytest.mark.parametrize("name", NOT_READ)

@@ -62,7 +62,8 @@ def test_neither_refilled_nor_moved_nor_blocked_rows_change_an_answer(
     actor: Actor, places: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, _ = decoded(actor, ROOMS, 99, monkeypatch)
-    monkeypatch.setattr(kv_cache, "BLOCK", block)
+    monkeypatch.setattr(kv_cache, "ANSWERS", block)
+    monkeypatch.setattr(kv_cache, "PROMPTS", block)
     found, _ = decoded(actor, ROOMS, places, monkeypatch)
     for one, other in zip(found, expected, strict=True):
         assert one.response_ids.tolist() == other.response_ids.tolist()
@@ -71,8 +72,8 @@ def test_neither_refilled_nor_moved_nor_blocked_rows_change_an_answer(
 
 def test_an_answer_longer_than_the_cache_widens_it(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = decoded(actor, [[90, 5], [80, 70]], 99, monkeypatch)
-    monkeypatch.setattr(slots, "START_COLUMNS", 2)
-    monkeypatch.setattr(kv_cache, "GROWTH", 1.01)
+    monkeypatch.setattr(kv_cache, "ANSWER_COLUMNS", 1)
+    monkeypatch.setattr(kv_cache, "PROMPT_COLUMNS", 1)
     found, _ = decoded(actor, [[90, 5], [80, 70]], 3, monkeypatch)
     for one, other in zip(found, expected, strict=True):
         assert one.response_ids.tolist() == other.response_ids.tolist()
