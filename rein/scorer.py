@@ -5,7 +5,7 @@ Rows in, one fp32 number each out. Knows no recipe; the key of the cache is the 
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ class CachedScorer:
 
     def scores(self, rows: Sequence[TokenRow]) -> Tensor:
         """[B], fp32"""
-        keys = [_key(row) for row in rows]
+        keys = [row_key(row) for row in rows]
         known = {key: self._known(key) for key in keys}
         missing = {key: row for key, row in zip(keys, rows, strict=True) if known[key] is None}
         if missing:
@@ -50,6 +50,17 @@ class CachedScorer:
                 self.keep()
         return torch.tensor([float(scores[0]) for key in keys if (scores := known[key]) is not None])
 
+    def known(self, keys: Iterable[str]) -> dict[str, float]:
+        """What the cache knows under these keys of rows; counts each."""
+        found = {key: self.cache.get(key) for key in keys}
+        return {key: float(scores[0]) for key, scores in found.items() if scores is not None}
+
+    def learn(self, scores: Mapping[str, float]) -> None:
+        """Take what was computed elsewhere."""
+        self._new |= {key: np.array([score], dtype=np.float32) for key, score in scores.items()}
+        if len(self._new) >= SHARD_ROWS:
+            self.keep()
+
     def keep(self) -> None:
         """Write what is new since the last call."""
         self.cache.add(self._new)
@@ -60,6 +71,42 @@ class CachedScorer:
         return self.cache.get(key) if new is None else new
 
 
+class Told:
+    """Implements protocols.Scorer: says what is known, by row_key."""
+
+    def __init__(self, known: Mapping[str, float]) -> None:
+        self.known = known
+
+    def scores(self, rows: Sequence[TokenRow]) -> Tensor:
+        """[B], fp32"""
+        return torch.tensor([self.known[row_key(row)] for row in rows])
+
+
+class Asked:
+    """Implements protocols.Scorer: asks the model about the rows of these keys only, each once.
+
+    Others score 0: what is asked for is `found`, and rows stand in the same batches whoever scores the rest.
+    """
+
+    def __init__(self, scorer: Scorer, keys: Collection[str]) -> None:
+        self.scorer, self.keys = scorer, keys
+        self.found: dict[str, float] = {}
+
+    def scores(self, rows: Sequence[TokenRow]) -> Tensor:
+        """[B], fp32"""
+        keys = [row_key(row) for row in rows]
+        missing = {
+            key: row
+            for key, row in zip(keys, rows, strict=True)
+            if key in self.keys and key not in self.found
+        }
+        if missing:
+            with torch.no_grad():
+                scores = self.scorer.scores(list(missing.values())).float().cpu().tolist()
+            self.found |= dict(zip(missing, scores, strict=True))
+        return torch.tensor([self.found.get(key, 0.0) for key in keys])
+
+
 def open_scorer(path: str, cache_dir: Path) -> CachedScorer:
     """The reward model of a folder, in fp32, with the cache that runs share."""
     key = model_key(path, dtype=DTYPE, device="cpu", where="score.path")
@@ -67,7 +114,7 @@ def open_scorer(path: str, cache_dir: Path) -> CachedScorer:
     return CachedScorer(lambda: load_reward_model(path, dtype=DTYPE), cache)
 
 
-def _key(row: TokenRow) -> str:
+def row_key(row: TokenRow) -> str:
     """Content hash of what a reward model sees of a row."""
     digest = hashlib.blake2b(digest_size=16)
     for ids in (row.prompt_ids, row.response_ids):

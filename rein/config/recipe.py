@@ -80,6 +80,7 @@ class Ray(Section):
     address: str | None = None  # of a cluster to join (auto: the one here); default: one is started here
     cpus_per_worker: Above = 1.0
     gpus_per_worker: Rate = 0.0
+    shard_rows: Positive = 256  # of rollout and score: what a worker does at once, and what is kept when done
 
 
 class Data(Section):

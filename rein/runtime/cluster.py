@@ -5,9 +5,12 @@ Says what a run asks for and what the cluster has. Imports ray when used; knows 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +18,12 @@ from typing import Any
 
 from rein.errors import ConfigError, EngineError
 
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # else warnings of its core on stderr
+}
 OBJECTS = 2**30  # bytes of shared memory for what moves between processes of a cluster started here
 FULL = 60.0  # seconds that a run waits for what others hold now, or for a lost machine's replacement
 Bundle = Mapping[str, float]  # of resources on one machine: {"CPU": 2.0}
@@ -28,6 +36,7 @@ def ray_module() -> Any:
         import ray
     except ImportError as error:
         raise ConfigError("runtime: ray is not installed; pip install 'rein[ray]'") from error
+    logging.getLogger("ray").setLevel(logging.ERROR)  # importing it has set another
     return ray
 
 
@@ -54,18 +63,36 @@ def joined(address: str | None) -> Iterator[None]:
 
 def _start(ray: Any, address: str | None, folder: str | None) -> None:
     own = {"include_dashboard": False, "object_store_memory": OBJECTS, "_temp_dir": folder}
+    former = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            address=address or "local",
-            log_to_driver=False,
-            logging_level="ERROR",
-            configure_logging=False,
-            **({} if address else own),
-        )
+        with _quiet_stderr():
+            ray.init(
+                address=address or "local",
+                log_to_driver=False,
+                logging_level="ERROR",
+                configure_logging=False,
+                **({} if address else own),
+            )
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         what = " ".join(str(error).split())[:200]
         where = f"ray.address: {address} gives no cluster" if address else "runtime: ray does not start"
         raise ConfigError(f"{where} ({what}); check `ray status` there") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, former)  # Ray puts its own there
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Inside, nothing comes on the process's stderr: what Ray's core says of its own settings."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def reserved(bundles: Sequence[Bundle], *, patience: float = 0.0) -> Any:
@@ -76,14 +103,7 @@ def reserved(bundles: Sequence[Bundle], *, patience: float = 0.0) -> Any:
     """
     from ray.util import placement_group, remove_placement_group
 
-    end = time.monotonic() + patience
-    while (lacking := _lacking(bundles)) and time.monotonic() < end:
-        time.sleep(0.2)
-    if lacking:
-        raise ConfigError(
-            f"runtime: ray: {_asked(bundles)} asked for, {lacking}; lower nproc, nnodes, "
-            "ray.cpus_per_worker or ray.gpus_per_worker, or join a larger cluster (ray.address)"
-        )
+    refuse_beyond(bundles, patience=patience)
     group = placement_group([dict(bundle) for bundle in bundles], strategy="SPREAD")
     if not group.wait(FULL):
         free = _said(ray_module().available_resources())
@@ -93,6 +113,18 @@ def reserved(bundles: Sequence[Bundle], *, patience: float = 0.0) -> Any:
             "work to end, or ask for less"
         )
     return group
+
+
+def refuse_beyond(bundles: Sequence[Bundle], *, patience: float = 0.0) -> None:
+    """Raise ConfigError where the cluster, after `patience` seconds, is too small for these bundles."""
+    end = time.monotonic() + patience
+    while (lacking := _lacking(bundles)) and time.monotonic() < end:
+        time.sleep(0.2)
+    if lacking:
+        raise ConfigError(
+            f"runtime: ray: {_asked(bundles)} asked for, {lacking}; lower nproc, nnodes, "
+            "ray.cpus_per_worker or ray.gpus_per_worker, or join a larger cluster (ray.address)"
+        )
 
 
 def _lacking(bundles: Sequence[Bundle]) -> str:
