@@ -32,7 +32,8 @@ WHOLE_UP_TO = 64 * 2**20  # bytes; of larger files size, time and a sample are h
 SAMPLES, SAMPLE_BYTES = 64, 2**14
 
 # The sections and keys of a recipe that change what a stage writes. `seed` counts everywhere; `out`,
-# `threads`, `resume`, `cache` and where it is run (`runtime`, `nproc`, `nnodes`, `restarts`, `fsdp`, `ray`) nowhere.
+# `threads`, `resume`, `cache` and where it is run (`runtime`, `nproc`, `nnodes`, `restarts`, `fsdp`, `ray`)
+# nowhere.
 _ROWS = ("model", "data")
 _ANSWERS = (
     "rollout.max_new_tokens",

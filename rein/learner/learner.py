@@ -34,7 +34,7 @@ class Learner(Plan):
     def __init__(
         self,
         recipe: Recipe,
-        actor: Actor,
+        actor: Actor | None,  # None: its updates are made elsewhere
         critic: Critic | None,
         mesh: Mesh,
         *,
@@ -48,32 +48,30 @@ class Learner(Plan):
     ) -> None:
         super().__init__(
             recipe,
-            ("actor",) if critic is None else ("critic", "actor"),
+            [role for role, model in (("critic", critic), ("actor", actor)) if model is not None],
             kl_coef_in_loss=kl_coef_in_loss,
             kl_coef_in_reward=kl_coef_in_reward,
             longest_group=longest_group,
         )
         self.mesh = mesh
-        self.actor, self.critic = actor, critic
-        self.imitation = Imitation(recipe, actor, mesh, demonstrations) if demonstrations else None
+        models = {"actor": actor, "critic": critic}
+        self.models = {role: model for role, model in models.items() if model is not None}
+        self.imitation = None
+        if demonstrations and actor is not None:
+            self.imitation = Imitation(recipe, actor, mesh, demonstrations)
         exact = recipe.actor.use_kl_loss and recipe.actor.kl_loss_type in EXACT_KINDS
         self.reference = reference if exact else None
         self.objectives = objectives(recipe, actor, critic, self.reference)
+        steps = {"actor": actor_steps, "critic": critic_steps}
         self.optimizers = {
-            "actor": Optimizer(
-                actor.model,
-                recipe.actor.optim,
-                grad_clip=recipe.actor.grad_clip,
-                total_steps=actor_steps,
+            role: Optimizer(
+                model.model,
+                (own := recipe.actor if role == "actor" else recipe.critic).optim,
+                grad_clip=own.grad_clip,
+                total_steps=steps[role],
             )
+            for role, model in self.models.items()
         }
-        if critic is not None:
-            self.optimizers["critic"] = Optimizer(
-                critic.model,
-                recipe.critic.optim,
-                grad_clip=recipe.critic.grad_clip,
-                total_steps=critic_steps,
-            )
         self._grad_norms: dict[str, float] = {}
 
     def soften(self, soft: Softening) -> None:
@@ -83,7 +81,7 @@ class Learner(Plan):
             own = self.recipe.actor if role == "actor" else self.recipe.critic
             optimizer.softened = soft.lr if role == "actor" else soft.critic_lr
             optimizer.grad_clip = min(own.grad_clip, soft.grad_clip or own.grad_clip)
-        actor = self.objectives["actor"]
+        actor = self.objectives.get("actor")
         if isinstance(actor, PolicyObjective):
             given = self.recipe.actor.entropy_coeff
             actor.entropy_coeff = given if soft.entropy_coeff is None else soft.entropy_coeff
@@ -108,7 +106,7 @@ class Learner(Plan):
             (beside.share * loss if counted else 0 * loss).backward()  # type: ignore[no-untyped-call]
             for name, value in sums.items():
                 totals[name] = totals.get(name, 0.0) + (value if counted else 0.0)
-        release_copies(self._role(update.role).model)
+        release_copies(self.models[update.role].model)
         reduced = self.mesh.sum(list(totals.values()))
         metrics = dict(zip(totals, reduced, strict=True))
         if beside.metrics:
@@ -121,9 +119,6 @@ class Learner(Plan):
             metrics["actor/kl_coef"] = kl_coef
         return metrics
 
-    def _role(self, role: str) -> Actor | Critic:
-        return self.actor if role == "actor" or self.critic is None else self.critic
-
     def _micro_batches(self, update: Update, e: Experience) -> list[list[int]]:
         actor, budget = self.recipe.actor, self.token_budget
         rows = [e.rows[i] for i in update.rows]
@@ -133,7 +128,7 @@ class Learner(Plan):
             pairs = micro_batches(both, budget)
             return [[row for pair in part for row in (2 * pair, 2 * pair + 1)] for part in pairs]
         if actor.use_dynamic_bsz:
-            share = self._role(update.role).shares_prompts
+            share = self.models[update.role].shares_prompts
             return row_batches(rows, budget, share=share, ranks=self.mesh.world_size)
         size = actor.ppo_micro_batch_size or len(rows)
         if update.role == "critic":
@@ -165,16 +160,16 @@ class Learner(Plan):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything a restore needs: weights and moments of each role, steps, the KL controller."""
         tensors: dict[str, Tensor] = {}
-        meta: dict[str, Any] = {
-            "kl_coef_in_loss": self.kl_coef_in_loss,
-            "kl_coef_in_reward": self.kl_coef_in_reward,
-            "kl_average": self.kl_average,
-            "demonstrations": self.imitation.demonstrations.seen if self.imitation else 0,
-        }
         for role, optimizer in self.optimizers.items():
-            found, meta[role] = optimizer.state()
+            found, _ = optimizer.state()
             tensors |= {f"{role}/{name}": tensor for name, tensor in found.items()}
-        return tensors, meta
+        return tensors, self.meta()
+
+    def meta(self) -> dict[str, Any]:
+        """The part of state() that is JSON."""
+        seen = self.imitation.demonstrations.seen if self.imitation else 0
+        steps = {role: optimizer.state()[1] for role, optimizer in self.optimizers.items()}
+        return self.coefficients() | {"demonstrations": seen} | steps
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """Put state() back, whole, or nothing of it. Raises CheckpointError that names what does not fit."""
@@ -182,13 +177,12 @@ class Learner(Plan):
             raise CheckpointError(f"snapshot: {fault}; resume from another snapshot")
         for role, optimizer in self.optimizers.items():
             optimizer.restore(_of_role(tensors, role), meta[role])
-        self.kl_coef_in_loss, self.kl_coef_in_reward = meta["kl_coef_in_loss"], meta["kl_coef_in_reward"]
-        self.kl_average = meta["kl_average"]
+        self.take(meta)
         if self.imitation is not None:
             self.imitation.demonstrations.seen = meta["demonstrations"]
 
     def _fault(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> str:
-        known = {*self.optimizers, "kl_coef_in_loss", "kl_coef_in_reward", "kl_average", "demonstrations"}
+        known = {*self.optimizers, *self.coefficients(), "demonstrations"}
         if missing := sorted(known - set(meta)):
             return f"{missing[0]} is missing"
         strange = [name for name in tensors if name.partition("/")[0] not in self.optimizers]
@@ -206,13 +200,13 @@ def _of_role(tensors: Mapping[str, Tensor], role: str) -> dict[str, Tensor]:
 
 
 def objectives(
-    recipe: Recipe, actor: Actor, critic: Critic | None, reference: Reference | None = None
+    recipe: Recipe, actor: Actor | None, critic: Critic | None, reference: Reference | None = None
 ) -> dict[str, Objective]:
     """The losses of the roles; `reference` is there for a KL loss over the vocabulary."""
     paired = recipe.actor.policy_loss.loss_mode in PAIR_LOSSES
-    found: dict[str, Objective] = {
-        "actor": PairObjective(recipe, actor) if paired else PolicyObjective(recipe, actor, reference)
-    }
+    found: dict[str, Objective] = {}
+    if actor is not None:
+        found["actor"] = PairObjective(recipe, actor) if paired else PolicyObjective(recipe, actor, reference)
     if critic is not None:
         found["critic"] = ValueObjective(recipe, critic)
     return found

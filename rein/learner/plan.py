@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -44,17 +45,30 @@ class Plan:
             return 0.0
         return self.soft.kl_coef * (kl_coef if self.soft.kl_coef_at is None else self.soft.kl_coef_at)
 
+    def coefficients(self) -> dict[str, float | None]:
+        """What control_kl moves: a part of a run's state."""
+        names = ("kl_coef_in_loss", "kl_coef_in_reward", "kl_average")
+        return {name: getattr(self, name) for name in names}
+
+    def take(self, meta: Mapping[str, Any]) -> None:
+        """Put coefficients() back."""
+        for name in self.coefficients():
+            setattr(self, name, meta[name])
+
     def updates(self, rows: int, batch: int, together: Sequence[Sequence[int]] | None = None) -> list[Update]:
         """The plan for a batch of `rows`: the critic's epochs, then the actor's, each in its mini-batches.
 
         A function of the data seed and the batch's number alone, so a resumed run makes the same plan. Rows
-        that `together` lists with each other are in one mini-batch; sizes then differ a little.
+        that `together` lists with each other are in one mini-batch; sizes then differ a little. Where the
+        critic has workers of its own the roles alternate, and an epoch that remedies took has empty updates.
         """
-        plan: list[Update] = []
-        for role in ("critic", "actor"):
-            if role not in self.roles:
-                continue
-            for epoch in range(self._epochs(role)):
+        apart = self.recipe.critic.placement == "separate"
+        plans: dict[str, list[tuple[int, ...]]] = {
+            role: [] for role in ("critic", "actor") if role in self.roles
+        }
+        for role, plan in plans.items():
+            epochs = self._epochs(role)
+            for epoch in range(max(epochs, epochs_of(self.recipe, role)) if apart else epochs):
                 size, generator = mini_batch_size(self.recipe, role), self._generator(role, batch, epoch)
                 if together is None:
                     parts = chunks(self._order(rows, generator), size)
@@ -62,8 +76,13 @@ class Plan:
                     order = self._shuffled(len(together), generator)
                     count = mini_batch_count(rows, size, self.longest_group)
                     parts = even_cuts([together[i] for i in order], count)
-                plan += [Update(role, tuple(part), len(plan) + i) for i, part in enumerate(parts)]
-        return plan
+                plan += [tuple(part) if epoch < epochs else () for part in parts]
+        found = [
+            ((i + 0.5) / len(plan), role, part) for role, plan in plans.items() for i, part in enumerate(plan)
+        ]
+        if apart:
+            found.sort(key=lambda one: one[0])
+        return [Update(role, part, number) for number, (_, role, part) in enumerate(found)]
 
     def _epochs(self, role: str) -> int:
         more = self.soft.ppo_epochs if role == "actor" else 0  # the critic's come first: its plan stays

@@ -159,7 +159,7 @@ def _lost(others: Others) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ConnectionError, _NotThere) as error:
-        if not _is_of_ranks(error):
+        if not is_of_ranks(error):
             raise
         end = time.monotonic() + GRACE
         while others and time.monotonic() < end and all(other.poll() is None for other in others):
@@ -173,7 +173,8 @@ def _said(others: Others) -> str:
     return f"{gone or 'a rank'} ended amid the run; the same command goes on from the newest snapshot, if any"
 
 
-def _is_of_ranks(error: BaseException) -> bool:
+def is_of_ranks(error: BaseException) -> bool:
+    """Whether an error only says that another rank is gone."""
     if isinstance(error, ReinError | BrokenPipeError):
         return False
     words = ("Connection closed by peer", "Connection reset", "gloo", "Broken pipe", "TCPStore")
@@ -214,7 +215,7 @@ def follow() -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Ranks().follow()
     except Exception as error:
-        if not _is_of_ranks(error):  # else another one has said what happened
+        if not is_of_ranks(error):  # else another one has said what happened
             said = " ".join(str(error).split())
             print(f"rank {rank}: {type(error).__name__}: {said}", file=sys.stderr, flush=True)
         os._exit(1)  # others may wait in a call that this one will never make

@@ -45,9 +45,12 @@ class Known(NamedTuple):
     """In the place of an experience that was told before and is the last one that was."""
 
 
+in_crew = False  # whether this process is a worker of a crew
+
+
 def started() -> bool:
-    """Whether this process is one of several ranks."""
-    return dist.is_initialized() and dist.get_world_size() > 1
+    """Whether this process is one of several ranks, or a worker, alone or not."""
+    return dist.is_initialized() and (dist.get_world_size() > 1 or in_crew)
 
 
 class Group:
@@ -108,30 +111,45 @@ class Ranks(Group):
     # following
 
     def follow(self) -> None:
-        """Make and do what rank 0 tells of, until there is nothing more.
-
-        What is made of the ranks themselves begins a stage: what the one before had is dropped.
-        """
-        objects: dict[str, Any] = {OWN: self}
+        """Make and do what rank 0 tells of, until there is nothing more."""
+        objects = Objects(self)
         while True:
             heard: list[Made | Called | None] = [None]
             dist.broadcast_object_list(heard, src=0)
             match heard[0]:
                 case None:
                     return
-                case Made(name, make, of, given, options):
-                    if of == OWN:
-                        objects, self.told = {OWN: self}, None
-                        gc.collect()
-                    objects[name] = make(objects[of], *given, **options)
+                case Made() as told:
+                    self.told = None if told.of == OWN else self.told
+                    objects.make(told)
                 case Called(name, method, given, options):
-                    getattr(objects[name], method)(*self._whole(given), **options)
+                    objects.call(name, method, self._whole(given), options)
 
     def _whole(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments as they were meant."""
         for value in given:
             self.told = value if isinstance(value, Experience) else self.told
         return tuple(self.told if isinstance(value, Known) else value for value in given)
+
+
+class Objects:
+    """What a rank was told to make, by name.
+
+    What is made of the ranks themselves begins a stage: what the one before had is dropped.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.rank, self._ranks = ranks.rank, ranks
+        self._all: dict[str, Any] = {OWN: ranks}
+
+    def make(self, told: Made) -> None:
+        if told.of == OWN:
+            self._all = {OWN: self._ranks}
+            gc.collect()
+        self._all[told.name] = told.make(self._all[told.of], *told.given, **told.options)
+
+    def call(self, name: str, method: str, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return getattr(self._all[name], method)(*given, **options)
 
 
 class Led:

@@ -28,7 +28,7 @@ from rein.remedies import soften
 from rein.rewards import build, uses_model
 from rein.runtime.lock import held
 from rein.runtime.memory import free_models
-from rein.stages.process import Stage, on_ranks, prepare_process
+from rein.stages.process import Stage, clustered, on_ranks, prepare_process
 from rein.tracking.console import Console
 from rein.types import Softening
 
@@ -50,7 +50,7 @@ COMPARED = ("before", "after", "lift", "lift_ci95")
 def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """The recipe's stages, then summary.json; returns the summary."""
     preflight(recipe, recipe.stages)
-    with held(Path(recipe.out)):
+    with held(Path(recipe.out)), clustered(recipe):
         return _run(recipe, console)
 
 
@@ -97,7 +97,7 @@ def _run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
     prepare_process(recipe)
     entry: Stage = importlib.import_module(MODULES[stage]).run
     started = time.monotonic()
-    facts = on_ranks(entry, recipe, console) if stage in ON_RANKS else dict(entry(recipe, console))
+    facts = on_ranks(stage, entry, recipe, console) if stage in ON_RANKS else dict(entry(recipe, console))
     free_models()
     seconds = time.monotonic() - started
     folder.mkdir(parents=True, exist_ok=True)

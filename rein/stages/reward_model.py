@@ -70,6 +70,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         return [rows[i] for i in order[begin : begin + reward.batch_size]]
 
     metrics = descend(
+        team,
         pupil,
         rows_of,
         recipe=recipe,

@@ -54,6 +54,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         return [rows[i] for i in order[begin : begin + sft.batch_size]]
 
     metrics = descend(
+        team,
         pupil,
         rows_of,
         recipe=recipe,

@@ -64,6 +64,14 @@ class Pupil:
         assert self.measured_by is not None
         return self.measured_by(self.model, rows, self.budget, self.team.share)
 
+    def done(self) -> int:
+        """Steps made."""
+        return self.optimizer.step
+
+    def meta(self) -> dict[str, Any]:
+        """The part of state() that is JSON."""
+        return self.state()[1]
+
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         return self.optimizer.state()
 
@@ -72,6 +80,7 @@ class Pupil:
 
 
 def descend(
+    team: Team,
     pupil: Pupil,
     rows_of: Callable[[int], Sequence[Any]],  # the batch of a step
     *,
@@ -88,40 +97,41 @@ def descend(
     Raises GuardStop when the loss or gradient is not finite, Interrupted after a signal, CheckpointError when
     the snapshot was made with other settings.
     """
-    team, optimizer = pupil.team, pupil.optimizer
     snapshots = Snapshots(folder / "snapshots", kind=what, keep=1, write=team.write)
     mark = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
-    _resume(recipe, console, snapshots, pupil, what, mark)
-    tracker = open_trackers(recipe.trainer.logger, folder, from_number=optimizer.step)
+    _resume(recipe, console, snapshots, team, what, mark)
+    step = pupil.done()
+    tracker = open_trackers(recipe.trainer.logger, folder, from_number=step)
     metrics: Metrics = {}
 
     def save() -> None:
-        tensors, meta = pupil.state()
-        snapshots.save(optimizer.step, RunState(tensors, {"optimizer": meta, "settings": mark}))
+        tensors, meta = team.state()
+        snapshots.save(step, RunState(tensors, {"optimizer": meta, "settings": mark}))
 
     try:
         with deferred() as interrupt, console.progress(total, what) as advance:
-            advance(optimizer.step)
-            while optimizer.step < total:
-                metrics = pupil.backward(rows_of(optimizer.step))
+            advance(step)
+            while step < total:
+                metrics = pupil.backward(rows_of(step))
                 norm = metrics["train/grad_norm"]
                 if not (math.isfinite(norm) and math.isfinite(metrics[LOSS_KEY])):
                     raise GuardStop(
-                        f"{what}: step {optimizer.step + 1} has loss {metrics[LOSS_KEY]} "
+                        f"{what}: step {step + 1} has loss {metrics[LOSS_KEY]} "
                         f"and gradient norm {norm}; "
                         "lower the learning rate or check the rows"
                     )
                 pupil.apply(norm)
-                tracker.log(metrics, optimizer.step)
+                step += 1
+                tracker.log(metrics, step)
                 advance(1, f"loss {metrics[LOSS_KEY]:.4f}")
                 if interrupt:
                     save()
                     raise Interrupted(
-                        f"{what}: stopped after step {optimizer.step} of {total}, state saved; "
+                        f"{what}: stopped after step {step} of {total}, state saved; "
                         "the same command goes on from here",
                         interrupt.signal_number,
                     )
-                if save_freq > 0 and optimizer.step % save_freq == 0 and optimizer.step < total:
+                if save_freq > 0 and step % save_freq == 0 and step < total:
                     save()
     finally:
         tracker.close()
@@ -133,9 +143,7 @@ def forget(folder: Path) -> None:
     Snapshots(folder / "snapshots").clear()
 
 
-def _resume(
-    recipe: Recipe, console: Console, snapshots: Snapshots, pupil: Pupil, what: str, mark: str
-) -> None:
+def _resume(recipe: Recipe, console: Console, snapshots: Snapshots, team: Team, what: str, mark: str) -> None:
     if recipe.resume == "never":
         snapshots.clear()
         return
@@ -150,9 +158,10 @@ def _resume(
             f"{snapshots.folder}: an unfinished run with other settings or rows; use the same recipe, "
             "another out=, or start anew with resume=never"
         )
-    pupil.team.restore(state, "optimizer")
-    snapshots.drop_after(pupil.optimizer.step)  # broken ones, or they would count as the newest
-    console.say(f"resume: {what} from step {pupil.optimizer.step}")
+    team.restore(state, "optimizer")
+    step = state.meta["optimizer"]["step"]
+    snapshots.drop_after(step)  # broken ones, or they would count as the newest
+    console.say(f"resume: {what} from step {step}")
 
 
 def rows_mark(keys: list[bytes]) -> str:

@@ -1,19 +1,20 @@
 """What a stage trains, and the ranks that share it: this process alone, or those that it leads. Not a verb.
 
 What needs the models (learner, passes, probe, engine, files) is made by functions of a team, so that every
-rank makes the same; on the leading rank, calls that all must make together are told to the others.
+rank makes the same; on the leading rank, calls that all must make together are told to the others. Workers of
+a Ray cluster have a Team each; what their driver has in its place is in remote_team.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from rein.config.recipe import Recipe
 from rein.engines.hf import HfEngine
@@ -31,12 +32,14 @@ from rein.models.ulysses import Slices
 from rein.probe import Probe
 from rein.protocols import Mesh, RolloutEngine
 from rein.runtime import fsdp
+from rein.runtime.crews import current
 from rein.runtime.ranks import OWN, Led, Made, Ranks, started
 from rein.runtime.single import SINGLE
 from rein.snapshots import RunState, Shard, load, write_alone, write_shard
 from rein.types import Trajectory
 
 T = TypeVar("T")
+Reopen = Callable[..., Mapping[str, Any]]  # the models of a recipe; of these roles alone, where given
 TOGETHER = {  # of each object, the calls that every rank makes
     "learner": ("backward", "apply", "discard", "forget", "soften", "shorten", "control_kl"),
     "pupil": ("backward", "apply", "measure"),
@@ -45,6 +48,7 @@ TOGETHER = {  # of each object, the calls that every rank makes
     "engine": ("generate",),
     "files": ("save", "write", "restore"),
 }
+ROLES = {"actor", "critic"}
 KEPT = "experience/"  # begins the names of a snapshot's tensors that are no rank's but the batch's
 
 
@@ -52,9 +56,15 @@ class Team:
     """The models of a stage by their roles; over ranks each holds a part of every one."""
 
     def __init__(
-        self, recipe: Recipe, mesh: Mesh, models: Mapping[str, Any], reference: Reference | None = None
+        self,
+        recipe: Recipe,
+        mesh: Mesh,
+        models: Mapping[str, Any],
+        reference: Reference | None = None,
+        name: str = "",  # where there are several teams
     ) -> None:
         self.recipe, self.mesh, self.models, self.reference = recipe, mesh, models, reference
+        self.name = name
         self.share = mesh  # the ranks that have other rows than this one
         self.learner: Any = None  # what is trained by: set where it is made
         if isinstance(mesh, Ranks):
@@ -74,7 +84,7 @@ class Team:
 
     @property
     def actor(self) -> Actor:
-        return cast(Actor, self.models["actor"])
+        return cast(Actor, self.models.get("actor"))  # that of a lone critic is another team's
 
     @property
     def critic(self) -> Critic | None:
@@ -93,6 +103,10 @@ class Team:
         if self._files is None:
             self._files = self.made("files", Files)
         return self._files
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The learner's, as far as this process has it."""
+        return cast("tuple[dict[str, Tensor], dict[str, Any]]", self.learner.state())
 
     def write(self, draft: Path, tensors: Mapping[str, Any]) -> list[Shard]:
         """The tensors of a snapshot: of the learner's, each rank its part."""
@@ -114,29 +128,48 @@ class Team:
 def team_of(
     recipe: Recipe,
     models: Mapping[str, Any],
-    reopen: Callable[[Recipe], Mapping[str, Any]],  # the same models, on another rank
+    reopen: Reopen,  # the same models, on another rank
     reference: Reference | None = None,
 ) -> Team:
-    """The ranks that this process leads; else this process alone."""
-    if not started():
+    """The ranks or crews that this process leads; else this process alone."""
+    crews = current()
+    if not started() and crews is None:
         return Team(recipe, SINGLE, models, reference)
     for model in models.values():
         _blocks(model)
     _refuse_undividable(recipe, models)
+    if crews is not None:
+        from rein.stages.remote_team import RemoteTeam
+
+        return RemoteTeam(recipe, crews, models, reopen, refers=reference is not None)
     ranks = Ranks()
-    ranks.tell(Made("team", _join, OWN, (recipe, reopen, reference is not None), {}))
+    ranks.tell(Made("team", join, OWN, (recipe, reopen, reference is not None), {}))
     return Team(recipe, ranks, models, reference)
 
 
-def _join(ranks: Ranks, recipe: Recipe, reopen: Callable[[Recipe], Mapping[str, Any]], refers: bool) -> Team:
-    models = reopen(recipe)
-    return Team(recipe, ranks, models, Reference(models["actor"]) if refers else None)
+def join(
+    ranks: Ranks,
+    recipe: Recipe,
+    reopen: Reopen,
+    refers: bool,
+    roles: Sequence[str] | None = None,
+    name: str = "",
+) -> Team:
+    """Another rank's part: the models that it opens, all or those of `roles`."""
+    models = reopen(recipe) if roles is None else reopen(recipe, roles)
+    refers = refers and "actor" in models
+    return Team(recipe, ranks, models, Reference(models["actor"]) if refers else None, name)
 
 
 def model_options(recipe: Recipe) -> dict[str, Any]:
     """How models of a recipe are loaded; over ranks FSDP2 casts what `fast` computes in bfloat16."""
     options = recipe.model.model_dump(exclude={"path", "logits_chunk", "use_torch_compile"})
-    return options | {"precision": "exact"} if started() else options
+    return options | {"precision": "exact"} if shared() else options
+
+
+def shared() -> bool:
+    """Whether several processes share the models."""
+    return started() or current() is not None
 
 
 def _cut(recipe: Recipe, ranks: Ranks, model: Any) -> None:
@@ -155,7 +188,7 @@ def _blocks(model: Any) -> list[nn.Module]:
         if isinstance(part, nn.ModuleList):
             return list(part)
     raise ConfigError(
-        f"runtime: fsdp knows no blocks in {type(model.model).__name__} ({model.path}); write runtime=single"
+        f"runtime: FSDP2 knows no blocks in {type(model.model).__name__} ({model.path}); write runtime=single"
     )
 
 
@@ -191,7 +224,8 @@ class Files:
         tensors, _ = self.team.learner.state()
         own: Shard | str
         try:
-            own = write_shard(draft, f"rank-{ranks.rank}.safetensors", tensors)
+            name = f"{self.team.name}-rank" if self.team.name else "rank"
+            own = write_shard(draft, f"{name}-{ranks.rank}.safetensors", tensors)
         except (OSError, SafetensorError) as error:  # rank 0 says so, for all
             own = f"rank {ranks.rank}: {error}"
         shards = ranks.gathered(own)
@@ -201,17 +235,23 @@ class Files:
         return shards
 
     def restore(self, folder: Path, key: str) -> None:
-        """Read a snapshot's folder."""
+        """Read a snapshot's folder; of roles that another team has nothing is taken."""
         state = load(folder, kind=None)
-        self.team.learner.restore(_of_learner(state), state.meta[key])
+        elsewhere = ROLES - set(self.team.models) if self.team.name else set[str]()
+        tensors = _of_learner(state, elsewhere)
+        meta = {name: value for name, value in state.meta[key].items() if name not in elsewhere}
+        self.team.learner.restore(tensors, meta)
 
 
-def _of_learner(state: RunState) -> dict[str, Any]:
-    return {name: tensor for name, tensor in state.tensors.items() if not name.startswith(KEPT)}
+def _of_learner(state: RunState, but: Collection[str] = ()) -> dict[str, Any]:
+    others = {KEPT, *(f"{role}/" for role in but)}
+    return {name: tensor for name, tensor in state.tensors.items() if not name.startswith(tuple(others))}
 
 
 def make_learner(team: Team, recipe: Recipe, **options: Any) -> Learner:
-    found = Learner(recipe, team.actor, team.critic, team.share, reference=team.reference, **options)
+    found = Learner(
+        recipe, team.models.get("actor"), team.critic, team.share, reference=team.reference, **options
+    )
     team.learner = found
     return found
 

@@ -24,7 +24,7 @@ def end(job: Job) -> dict[str, Any]:
 
     Raises GuardStop where every update of a role was skipped: what would be written is the start.
     """
-    for role in job.learner.optimizers:
+    for role in job.learner.roles:
         if not job.applied.get(role):
             raise GuardStop(
                 f"train: all updates of the {role} were skipped, none was finite; check scores and "

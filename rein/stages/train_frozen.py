@@ -26,7 +26,7 @@ from rein.models.identity import model_key
 from rein.protocols import Tokenizer
 from rein.runtime.clock import Clock
 from rein.runtime.memory import free_models
-from rein.runtime.ranks import started
+from rein.stages.team import shared
 from rein.tracking.console import Console
 from rein.types import Floats, Trajectory
 
@@ -47,7 +47,7 @@ def references(
     """Reference log-probs of every row; the actor still is the reference: just loaded, nothing restored."""
     if "reference" not in needs(recipe):
         return None
-    cast = started() and recipe.model.precision == "fast"  # by FSDP2, not into copies: other last digits
+    cast = shared() and recipe.model.precision == "fast"  # by FSDP2, not into copies: other last digits
     precision = "fast, cast" if cast else recipe.model.precision
     return _said(recipe, console, actor, passes, rows, REFERENCE, precision, counts, clock)
 

@@ -5,6 +5,7 @@ Part of stages/train.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +142,15 @@ def _content(actor: Actor, critic: Critic | None) -> str:
     return " ".join(weights_hash(Path(model.path)) for model in (actor, critic) if model is not None)
 
 
-def _open_models(recipe: Recipe) -> dict[str, Actor | Critic]:
-    """What this process opened, on another rank."""
-    actor = _open_actor(recipe)
-    return {"actor": actor} | ({"critic": _open_critic(recipe, actor)} if "critic" in needs(recipe) else {})
+def _open_models(recipe: Recipe, roles: Sequence[str] | None = None) -> dict[str, Actor | Critic]:
+    """What this process opened, on another rank; `roles`: only these."""
+    wanted = [role for role in ("actor", "critic") if roles is None or role in roles]
+    models: dict[str, Actor | Critic] = {}
+    if "actor" in wanted:
+        models["actor"] = _open_actor(recipe)
+    if "critic" in wanted and "critic" in needs(recipe):
+        models["critic"] = _open_critic(recipe, models.get("actor"))
+    return models
 
 
 def _open_actor(recipe: Recipe) -> Actor:
@@ -156,11 +162,12 @@ def _open_actor(recipe: Recipe) -> Actor:
     )
 
 
-def _open_critic(recipe: Recipe, actor: Actor) -> Critic:
+def _open_critic(recipe: Recipe, actor: Actor | Critic | None) -> Critic:
     """A model of its own, or adapters and a head on the actor's trunk."""
     seed, options = derive(recipe.seed, "critic"), model_options(recipe)
     if not recipe.critic.model.share_trunk:
         return load_critic(paths.critic_start(recipe), seed=seed, **options)
+    assert isinstance(actor, Actor)
     del options["dtype"], options["precision"]  # are the actor's
     return critic_on(actor, seed=seed, **options)
 

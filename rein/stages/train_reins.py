@@ -65,7 +65,7 @@ class Reins:
         if math.isfinite(metrics.get(KL, math.nan)) and verdict.action is Action.CONTINUE:
             self._healthy(softened=self.soft != softer)
         if verdict.action is Action.STOP_EPOCHS:
-            self.job.dropped |= set(self.job.learner.optimizers)
+            self.job.dropped |= set(self.job.learner.roles)
             return Verdict()
         return verdict
 

@@ -42,7 +42,7 @@ class Cursor:
 
 def run_state(job: Job, experience: Experience | None) -> RunState:
     """The whole run state; mid-batch with the batch's experience, which cannot be made again."""
-    tensors, learner = job.learner.state()
+    tensors, learner = job.team.state()
     kept: dict[str, Tensor] = {}
     if experience is not None and job.cursor.update > 0:
         all_of_it = {name: getattr(experience, name) for name in EXPERIENCE_TENSORS}

@@ -10,45 +10,14 @@ from typing import Any
 
 import pytest
 from e2e_run import OFFLINE, ROOT, drafts, metrics, recipe, rein, rein_apart, weights, write_recipe
+from many_run import far, gone, losses, ranks_of, train_recipe, weights_apart
 from transformers import AutoModelForCausalLM
 
 from rein.journal import read
-from rein.tracking.jsonl import untimed
 
 pytestmark = pytest.mark.long
 
 WORDS = ("runtime=fsdp", "nproc=2")
-FITTED = "pareto_k"  # of a tail: found by a search that magnifies rounding
-Lines = list[dict[str, Any]]
-
-
-def train_recipe(whole: Path, data: Path, out: Path, **model: Any) -> dict[str, Any]:
-    """Two batches of critic and actor updates, in float64, from what earlier stages made."""
-    body = recipe(whole / "sft" / "model", data, out) | {"stages": ["train"]}
-    body["model"] |= {"dtype": "float64", **model}
-    body["data"] |= {"train_files": str(whole / "score" / "trajectories.parquet"), "train_batch_size": 96}
-    body["trainer"] = {"critic_warmup": 2, "total_epochs": 1}
-    body["actor"] |= {"ppo_max_token_len_per_gpu": 256}
-    return body
-
-
-def far(one: Lines, other: Lines) -> float:
-    """The largest difference between two runs' numbers, relative to the larger one or to 1e-6."""
-    worst, at = 0.0, ""
-    for a, b in zip(untimed(one), untimed(other), strict=True):
-        assert a.keys() == b.keys()
-        for name, value in a.items():
-            if isinstance(value, float) and not name.startswith("perf/") and not name.endswith(FITTED):
-                apart = abs(value - b[name]) / max(abs(value), abs(b[name]), 1e-6)
-                worst, at = max((worst, at), (apart, f"{name} of {a['number']}"))
-    print(f"apart: {worst:.2g}, {at}")
-    return worst
-
-
-def weights_apart(one: Path, other: Path) -> float:
-    a, b = weights(one), weights(other)
-    assert a.keys() == b.keys()
-    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +61,6 @@ def test_in_float32_too(whole: Path, data: Path, tmp_path: Path, ranks: int) -> 
     assert rein("train", file) == 0
     assert rein("train", file, "runtime=fsdp", f"nproc={ranks}", f"out={tmp_path}/more") == 0
     assert far(losses(tmp_path / "one"), losses(tmp_path / "more")) < 1e-4
-
-
-def losses(out: Path) -> Lines:
-    """Losses and gradient norms alone: small differences between large numbers are float32's own."""
-    kept = ("pg_loss", "vf_loss", "grad_norm", "number")
-    return [{name: line[name] for name in line if name.endswith(kept)} for line in metrics(out)]
 
 
 @pytest.mark.slow
@@ -192,27 +155,12 @@ def test_a_spike_is_undone_and_softened_alike(whole: Path, data: Path, tmp_path:
     assert far(metrics(tmp_path / "one"), metrics(tmp_path / "two")) < 1e-6  # the spike magnifies rounding
 
 
-def ranks_of(leader: int) -> list[int]:
-    """The other processes of a run."""
-    found = subprocess.run(["pgrep", "-P", str(leader)], capture_output=True, text=True, check=False)
-    return [int(number) for number in found.stdout.split()]
-
-
 def amid(file: str, out: Path) -> "subprocess.Popen[str]":
     """`rein train` on two ranks, four updates done."""
     process = rein_apart("train", file, *WORDS)
     while process.poll() is None and not any(line["number"] >= 4 for line in metrics(out)):
         time.sleep(0.02)
     return process
-
-
-def gone(numbers: list[int], seconds: float = 20) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not any(Path(f"/proc/{number}").exists() for number in numbers):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.mark.parametrize("victim", ["follower", pytest.param("leader", marks=pytest.mark.slow)])
