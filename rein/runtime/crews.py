@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-from rein.errors import ConfigError, RankLost
+from rein.errors import ConfigError, RankLost, ReinError
 from rein.runtime import ranks as ranks_module
 from rein.runtime.cluster import ray_module, reserved
 from rein.runtime.launch import GRACE, PATIENCE, is_of_ranks
@@ -65,7 +66,11 @@ class Worker:
         return (found if self.objects.rank == 0 else None), time.perf_counter() - begin
 
 
-Asked = list[Any]  # a promise of each worker, the first one's first
+class Asked(NamedTuple):
+    """What a crew is at."""
+
+    what: str  # object and method
+    promises: list[Any]  # one of each worker, the first one's first
 
 
 class Crew:
@@ -73,13 +78,13 @@ class Crew:
 
     def __init__(self, name: str, workers: Sequence[Any], shelf: Shelf) -> None:
         self.name, self.workers, self.shelf = name, list(workers), shelf
-        self.busy = 0.0  # seconds that the first worker was at work
+        self.busy: Counter[str] = Counter()  # seconds that the first worker was at work, by method
         self._loose: list[Asked] = []  # whose answers nobody waits for
 
-    def enter(self, folder: str) -> Asked:
+    def enter(self, folder: str) -> list[Any]:
         return [worker.enter.remote(folder) for worker in self.workers]
 
-    def meet(self, entered: Asked) -> None:
+    def meet(self, entered: list[Any]) -> None:
         """Become ranks of one group."""
         first, ranks = self._answer(entered), len(self.workers)
         self._answer([worker.join.remote(rank, ranks, first) for rank, worker in enumerate(self.workers)])
@@ -92,7 +97,8 @@ class Crew:
     def begin(self, name: str, method: str, *given: Any, **options: Any) -> Asked:
         """Ask, and go on."""
         words = [self.shelf.placed(value) for value in given]
-        return [worker.call.remote(name, method, options, *words) for worker in self.workers]
+        promises = [worker.call.remote(name, method, options, *words) for worker in self.workers]
+        return Asked(f"{name}.{method}", promises)
 
     def send(self, name: str, method: str, *given: Any, **options: Any) -> None:
         """Ask what has no answer; a failure is raised by the next answer that is waited for."""
@@ -101,38 +107,46 @@ class Crew:
     def answer(self, asked: Asked) -> Any:
         """Wait for it. Raises what a worker raised, RankLost where one has ended."""
         while self._loose:
-            self._timed(self._answer(self._loose.pop(0)))
-        return self._timed(self._answer(asked))
+            self._timed(self._loose.pop(0))
+        return self._timed(asked)
 
     def call(self, name: str, method: str, *given: Any, **options: Any) -> Any:
         return self.answer(self.begin(name, method, *given, **options))
 
-    def _timed(self, found: tuple[Any, float]) -> Any:
-        self.busy += found[1]
-        return found[0]
+    def _timed(self, asked: Asked) -> Any:
+        found, seconds = self._answer(asked.promises)
+        self.busy[asked.what] += seconds
+        return found
 
-    def _answer(self, asked: Asked) -> Any:
+    def _answer(self, promises: list[Any]) -> Any:
         ray = ray_module()
-        left, end = list(asked), float("inf")
+        left, end = list(promises), float("inf")
+        first: Any = None
         odd: Exception | None = None  # what a rank says whose neighbour is gone
         while left and time.monotonic() < end:
             # In turns: a signal is heard between them.
             done, left = ray.wait(left, timeout=0.5)
             for answer in done:
                 try:
-                    ray.get(answer)
+                    found = ray.get(answer)
+                    first = found if answer == promises[0] else first
                 except ray.exceptions.RayTaskError as error:
                     cause = error.cause or error
                     if not is_of_ranks(cause):
                         raise cause from error
                     odd, end = cause, min(end, time.monotonic() + GRACE)
                 except ray.exceptions.RayError as error:
-                    raise self._lost(asked.index(answer), error) from error
+                    raise self._lost(promises.index(answer), error) from error
         if odd is not None:
             raise self._lost(None, odd) from odd
-        return ray.get(asked[0])
+        return first
 
-    def _lost(self, rank: int | None, error: Exception) -> RankLost:
+    def _lost(self, rank: int | None, error: Exception) -> ReinError:
+        if "creation task" in str(error) or "ModuleNotFoundError" in str(error):
+            what = str(error).strip().splitlines()[-1].strip()
+            return ConfigError(
+                f"runtime: ray: a worker cannot begin ({what}); every machine needs the same Python and rein"
+            )
         who = "a worker" if rank is None else f"worker {rank}"
         whose = f" of the {self.name}" if self.name else ""
         memory = " for want of memory" if "OutOfMemory" in type(error).__name__ else ""
@@ -143,12 +157,14 @@ class Crew:
 
 
 class Shelf:
-    """Experiences as they are handed to workers: each once, however many updates are made of it."""
+    """What is large, as workers are handed it: rows once for all, an experience once for all its updates."""
 
     def __init__(self) -> None:
         self._last: tuple[Experience, Any] | None = None
 
     def placed(self, value: Any) -> Any:
+        if isinstance(value, list):  # of rows: once for all workers
+            return ray_module().put(value)
         if not isinstance(value, Experience):
             return value
         if self._last is None or self._last[0] is not value:

@@ -76,6 +76,13 @@ class RemoteTeam(Team):
         """No tensors: every worker writes its own."""
         return {}, self.learner.meta()
 
+    def busy(self) -> dict[str, dict[str, float]]:
+        """Seconds that the first worker of each crew was at work, by what it did."""
+        return {
+            crew.name or "all": {what: round(seconds, 3) for what, seconds in crew.busy.items()}
+            for crew in self.crews.all
+        }
+
     def write(self, draft: Path, tensors: Mapping[str, Any]) -> list[Shard]:
         """The tensors of a snapshot: each worker its part, this process the batch's."""
         kept = {name: tensor for name, tensor in tensors.items() if name.startswith(KEPT)}

@@ -108,6 +108,10 @@ class Team:
         """The learner's, as far as this process has it."""
         return cast("tuple[dict[str, Tensor], dict[str, Any]]", self.learner.state())
 
+    def busy(self) -> dict[str, dict[str, float]]:
+        """Seconds that workers were at work, by role and what they did; nothing where there are none."""
+        return {}
+
     def write(self, draft: Path, tensors: Mapping[str, Any]) -> list[Shard]:
         """The tensors of a snapshot: of the learner's, each rank its part."""
         if not isinstance(self.mesh, Ranks):

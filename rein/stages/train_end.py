@@ -53,6 +53,7 @@ def end(job: Job) -> dict[str, Any]:
         "metrics": {name: job.last[name] for name in SHOWN if name in job.last},
         "train_seconds": speed["seconds"],
         "speed": speed,
+        **({"workers": busy} if (busy := job.team.busy()) else {}),
     }
 
 
