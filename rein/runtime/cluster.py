@@ -73,6 +73,7 @@ def _start(ray: Any, address: str | None, folder: str | None) -> None:
                 configure_logging=False,
                 **({} if address else own),
             )
+        ray._private.worker._worker_logs_enabled = False  # it would print what it does about lost workers
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         what = " ".join(str(error).split())[:200]
         where = f"ray.address: {address} gives no cluster" if address else "runtime: ray does not start"
