@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any
 
-from rein.errors import EngineError
+from rein.errors import EngineError, RankLost
 from rein.protocols import Found, Piece, Tell
 from rein.runtime.cluster import FULL, joined, ray_module, refuse_beyond
 
@@ -28,19 +28,29 @@ Make = Callable[[], Callable[[Piece, Tell], Found]]
 class RayPool:
     """Implements protocols.Pool over workers of a Ray cluster."""
 
-    def __init__(self, workers: int, *, cpus: float, gpus: float, address: str | None) -> None:
-        self.workers, self.cpus, self.gpus, self.address = workers, cpus, gpus, address
+    def __init__(
+        self,
+        workers: int,
+        *,
+        cpus: float,
+        gpus: float,
+        address: str | None,
+        patience: float = 0.0,  # seconds that room for them is waited for
+    ) -> None:
+        self.workers, self.cpus, self.gpus = workers, cpus, gpus
+        self.address, self.patience = address, patience
 
     def map(
         self, make: Make[Piece, Found], pieces: Sequence[Piece], tell: Tell
     ) -> Generator[tuple[int, Found]]:
         """Raises what a worker raised; ConfigError where the cluster is too small, EngineError where workers
-        do not start or are lost again and again.
+        do not start, RankLost where one is lost again and again, or its machine.
         """
         if not pieces:
             return
         with joined(self.address):
-            refuse_beyond([{"CPU": self.cpus, "GPU": self.gpus}] * self.workers)
+            bundles = [{"CPU": self.cpus, "GPU": self.gpus}] * self.workers
+            refuse_beyond(bundles, patience=self.patience)
             with closing(self._found(make, pieces)) as rows:
                 for row in rows:
                     if row[ERROR]:
@@ -77,8 +87,8 @@ class RayPool:
                 "other work of the cluster to end, or ask for less"
             ) from error
         except ray.exceptions.RayError as error:
-            raise EngineError(
-                f"runtime: ray: a worker was lost {RESTARTS + 1} times or its machine is gone "
+            raise RankLost(
+                f"runtime: ray: a worker was lost {RESTARTS + 1} times, or its machine "
                 f"({type(error).__name__}); what is done is kept, the same command goes on from there"
             ) from error
 

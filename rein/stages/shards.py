@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -19,6 +19,7 @@ from rein import __version__
 from rein.config import paths
 from rein.config.recipe import Recipe
 from rein.data.shards import ShardFolder, content_key
+from rein.errors import RankLost
 from rein.protocols import Piece, Pool, Tell
 from rein.runtime.pool import OneProcess
 from rein.stages.process import prepare_process
@@ -59,17 +60,23 @@ class Shards:
             self.console.say(f"{what}: {len(found)} of {len(pieces)} shards done before")
         yield from found.items()
         found.clear()
-        if not missing:
-            return
-        with (
-            self.console.progress(sum(len(pieces[i]) for i in missing), what) as advance,
-            closing(self._pool().map(self._made(make), [pieces[i] for i in missing], advance)) as done,
-        ):
-            for index, table in done:
-                if self.kept:
-                    self.folder.write(keys[missing[index]], table)
-                self.counts["computed"] += 1
-                yield missing[index], table
+        left = allowed = self.recipe.restarts
+        with self.console.progress(sum(len(pieces[i]) for i in missing), what) as advance:
+            while missing:
+                try:
+                    pool = self._pool(again=left < allowed)
+                    for index, table in self._done(pool, make, {i: pieces[i] for i in missing}, advance):
+                        if self.kept:
+                            self.folder.write(keys[index], table)
+                        self.counts["computed"] += 1
+                        missing.remove(index)
+                        yield index, table
+                except RankLost as error:
+                    if not left:
+                        raise
+                    left -= 1
+                    lost = str(error).partition(";")[0]
+                    self.console.say(f"{lost}; going on, at most {left} more times after this")
 
     def tables(self, *given: Any) -> list[pa.Table]:
         """What `map` yields, in the order of the pieces."""
@@ -91,16 +98,30 @@ class Shards:
         common = json.dumps([__version__, what, settings()], sort_keys=True, default=repr).encode()
         return [content_key([common, *content(piece)]) for piece in pieces]
 
-    def _pool(self) -> Pool:
+    def _done(
+        self, pool: Pool, make: Callable[[], Work[Piece]], pieces: Mapping[int, Piece], advance: Tell
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """What the pool finds of these pieces."""
+        numbers = list(pieces)
+        made = _Prepared(self.recipe, make) if self.kept else make
+        with closing(pool.map(made, list(pieces.values()), advance)) as done:
+            for place, table in done:
+                yield numbers[place], table
+
+    def _pool(self, *, again: bool) -> Pool:
         if not self.kept:
             return OneProcess()
+        from rein.runtime.cluster import FULL
         from rein.runtime.ray_pool import RayPool
 
         recipe, ray = self.recipe, self.recipe.ray
-        return RayPool(recipe.ranks, cpus=ray.cpus_per_worker, gpus=ray.gpus_per_worker, address=ray.address)
-
-    def _made(self, make: Callable[[], Work[Piece]]) -> Callable[[], Work[Piece]]:
-        return _Prepared(self.recipe, make) if self.kept else make
+        return RayPool(
+            recipe.ranks,
+            cpus=ray.cpus_per_worker,
+            gpus=ray.gpus_per_worker,
+            address=ray.address,
+            patience=FULL if again else 0.0,
+        )
 
 
 class _Prepared:
