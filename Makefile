@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench bench-parts bench-settings bench-growth bench-train clean
+.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench bench-parts bench-settings bench-growth bench-train gpu-check clean
 
 setup: $(STAMP)
 
@@ -133,6 +133,10 @@ bench-train: .bench/verl/.installed .bench/trl/.installed .bench/batch.npz
 		--peer 'verl fp32, budget 1024=$(VERL) --dtype fp32 --budget 1024' \
 		--peer 'TRL bf16 weights, micro 2=$(TRL) --dtype bf16-weights --micro 2' \
 		--peer 'TRL fp32, micro 4=$(TRL) --dtype fp32 --micro 4'
+
+# On a machine with a GPU: the tests marked gpu, and a table of speed and memory.
+gpu-check:
+	benchmarks/gpu_check.sh
 
 clean:
 	rm -rf .venv .bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

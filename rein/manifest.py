@@ -32,8 +32,8 @@ WHOLE_UP_TO = 64 * 2**20  # bytes; of larger files size, time and a sample are h
 SAMPLES, SAMPLE_BYTES = 64, 2**14
 
 # The sections and keys of a recipe that change what a stage writes. `seed` counts everywhere; `out`,
-# `threads`, `resume`, `cache` and where it is run (`runtime`, `nproc`, `nnodes`, `restarts`, `fsdp`, `ray`)
-# nowhere.
+# `threads`, `resume`, `cache` and where it is run (`runtime`, `nproc`, `nnodes`, `restarts`, `fsdp`, `ray`, what
+# of the model is about GPUs) nowhere.
 _ROWS = ("model", "data")
 _ANSWERS = (
     "rollout.max_new_tokens",
@@ -54,6 +54,7 @@ READS: Mapping[str, tuple[str, ...]] = {
     "evaluate": (*_ROWS, *_ANSWERS, "evaluate"),
     "export": ("model", "export"),
 }
+_WHERE_RUN = ("device", "attn_implementation", "use_liger")  # of the model
 _NO_EFFECT = {"trainer": ("logger", "save_freq", "profile")}
 _ONLY_TRAIN = {
     "data": ("train_batch_size", "val_files", "leave_out", "behavior", "behavior_model"),
@@ -204,6 +205,8 @@ def settings_read(recipe: Recipe, stage: str) -> dict[str, Any]:
         settings[section] = {key: value for key, value in settings[section].items() if key not in keys}
     if settings["critic"]["placement"] == "colocated":  # as it was when there was no other
         del settings["critic"]["placement"]
+    for key in _WHERE_RUN:
+        del settings["model"][key]
     found = {key: _at(settings, key) for key in (*READS.get(stage, ()), "seed")}
     return found | {"runtime": "single"}  # as it was when it counted
 

@@ -36,7 +36,7 @@ class Probe:
             self.hidden = [actor.hidden(self._some(part))[1].clone() for part, _ in self.turns]
         head = actor.model.get_output_embeddings()
         if any(parameter.requires_grad or is_cut(parameter) for parameter in head.parameters()):
-            head = frozen_copy(head)
+            head = frozen_copy(head).to(actor.device)
         self.head = head_function(actor.model, head)
 
     def _some(self, part: list[int]) -> list[Trajectory]:

@@ -1,19 +1,21 @@
 """A frozen reward model whose scores are kept: what one stage has paid for, a later stage or run reads from
 the cache.
 
-Rows in, one fp32 number each out. Knows no recipe; the key of the cache is the content of the model's folder.
+Rows in, one fp32 number each out. The key of the cache is the content of the model's folder.
 """
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rein.config import paths
+from rein.config.recipe import Recipe
 from rein.data.cache import ScoreCache
 from rein.models.identity import model_key
+from rein.models.place import place_of
 from rein.models.reward_model import load_reward_model
 from rein.protocols import Scorer
 from rein.types import Floats, TokenRow
@@ -107,11 +109,12 @@ class Asked:
         return torch.tensor([self.found.get(key, 0.0) for key in keys])
 
 
-def open_scorer(path: str, cache_dir: Path) -> CachedScorer:
-    """The reward model of a folder, in fp32, with the cache that runs share."""
-    key = model_key(path, dtype=DTYPE, device="cpu", where="score.path")
-    cache = ScoreCache(cache_dir, KIND, key, {"model": path})
-    return CachedScorer(lambda: load_reward_model(path, dtype=DTYPE), cache)
+def open_scorer(recipe: Recipe) -> CachedScorer:
+    """The recipe's reward model, in fp32, with the cache that runs share."""
+    path, place = paths.reward_model(recipe), place_of(recipe.model)
+    key = model_key(path, dtype=DTYPE, device=place.numbers, where="score.path")
+    cache = ScoreCache(paths.cache_dir(recipe), KIND, key, {"model": path})
+    return CachedScorer(lambda: load_reward_model(path, dtype=DTYPE, place=place), cache)
 
 
 def row_key(row: TokenRow) -> str:

@@ -36,9 +36,10 @@ def cut_like(tensor: Tensor, like: Tensor) -> Tensor:
     """A whole tensor, which every rank has, cut as `like` is."""
     if not isinstance(like, DTensor):
         return tensor
-    return distribute_tensor(
+    cut = distribute_tensor(
         tensor.to(like.device_mesh.device_type), like.device_mesh, like.placements, src_data_rank=None
     )
+    return cut.to(like.device)  # offloaded parts wait on the CPU
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Random tiny models that many tests read and none changes."""
 
 import itertools
+import os
 import resource
 import subprocess
 import textwrap
@@ -12,6 +13,12 @@ import pytest
 import torch
 
 from rein.models.tiny import make_tiny
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Numbers are a CPU's, unless tests on a GPU are asked for."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(autouse=True, scope="session")

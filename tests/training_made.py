@@ -53,8 +53,10 @@ def references(rows: list[Trajectory], seed: int = 0) -> dict[str, Floats]:
 def models(path: str, dtype: str = "float32", **options: Any) -> tuple[Actor, Critic]:
     """An actor, and a critic whose values are not all 0."""
     actor, critic = load_actor(path, dtype=dtype, **options), load_critic(path, dtype=dtype, **options)
+    weight = critic.model.score.weight
+    drawn = torch.empty(weight.shape, dtype=weight.dtype).normal_(generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        critic.model.score.weight.normal_(generator=torch.Generator().manual_seed(1))
+        weight.copy_(drawn)
     return actor, critic
 
 

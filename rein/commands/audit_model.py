@@ -19,9 +19,9 @@ from rein.audit.model import CUTS, TEMPERATURES, Read, facts_of, read_of, sample
 from rein.audit.whole import Audited, audit_by
 from rein.config.recipe import Recipe
 from rein.models.actor import load_actor
-from rein.models.identity import model_key
+from rein.models.place import loading
 from rein.protocols import Tell
-from rein.stages.shards import Shards, content_of, cut
+from rein.stages.shards import Shards, content_of, cut, key_of
 from rein.stages.tokens import encoder_in
 from rein.types import Trajectory
 
@@ -34,9 +34,7 @@ class Reader:
 
     def __init__(self, recipe: Recipe, path: str) -> None:
         self.budget = recipe.actor.token_budget
-        self.actor = load_actor(
-            path, dtype=recipe.model.dtype, trust_remote_code=recipe.model.trust_remote_code
-        )
+        self.actor = load_actor(path, **loading(recipe.model))
 
     def __call__(self, rows: Sequence[Trajectory], tell: Tell) -> pa.Table:
         read = read_of(self.actor, rows, self.budget)._asdict()
@@ -55,7 +53,7 @@ def audited(recipe: Recipe, files: Sequence[str | Path], path: str, shards: Shar
             partial(Reader, recipe, path),
             pieces,
             lambda: [
-                model_key(path, dtype=recipe.model.dtype, device="cpu", where="model.path"),
+                key_of(recipe, path, "model.path"),
                 recipe.actor.token_budget,
             ],
             lambda some: [content_of(row) for row in some],

@@ -63,6 +63,11 @@ class Model(Section):
     # What the trained models compute in: their dtype, or bfloat16 with float32 weights, heads and sums.
     precision: Literal["exact", "fast"] = "exact"
     use_torch_compile: bool = False  # of what blocks do between matrix products; needs a C++ compiler
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one; each rank its own
+    # What attends over packed rows on a GPU. auto: by what is installed; all but sdpa and flex_attention read
+    # bfloat16 alone.
+    attn_implementation: Literal["auto", "flash_attention_2", "varlen", "flex_attention", "sdpa"] = "auto"
+    use_liger: bool = False  # Liger's kernels for norms, gates and rotary positions, on a GPU
     logits_chunk: Positive = 2**24  # logits (positions x vocabulary) held at once
     trust_remote_code: bool = False
 
@@ -72,13 +77,14 @@ class Fsdp(Section):
 
     forward_prefetch: Count = 1  # blocks gathered ahead of the one that computes
     ulysses_sequence_parallel_size: Positive = 1  # processes that share each pack's positions (train, sft)
+    offload_policy: bool = False  # weights, gradients and moments in the CPU's memory between passes on a GPU
 
 
 class Ray(Section):
     """Where the processes of runtime: ray are, and what each of them asks for."""
 
     address: str | None = None  # of a cluster to join (auto: the one here); default: one is started here
-    cpus_per_worker: Above = 1.0
+    cpus_per_worker: Annotated[float, Field(ge=0.01, le=MOST)] = 1.0
     gpus_per_worker: Rate = 0.0
     shard_rows: Positive = 256  # of rollout and score: what a worker does at once, and what is kept when done
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rein.config.loss_rules import Broken, of_correction, of_loss
-from rein.config.methods import ONLY_PER_ROW
+from rein.config.methods import ONLY_PER_ROW, needs
 from rein.config.recipe import Recipe
 
 KL_LOSS_COEF = 0.05  # where no key gives one
@@ -16,6 +16,7 @@ KL_IN_REWARD_COEF = 0.001  # verl's
 _K1_VALUED = ("kl", "k1", "kl+", "k1+")  # the forms whose value is log actor - log reference
 _K1_LOSSES = ("kl", "k1")
 _EXACT = ("full", "full+")
+_HALF_KERNELS = ("flash_attention_2", "varlen")
 _BEFORE = (  # what must come first where both are run
     ("sft", ("reward", "rollout", "train", "evaluate", "export")),
     ("reward", ("score",)),
@@ -83,6 +84,7 @@ def broken(recipe: Recipe) -> list[Broken]:
         *_shaping(recipe),
         *_mixing(recipe),
         *_behavior(recipe),
+        *_gpu(recipe),
         *_precision(recipe),
         *_trunk(recipe),
         *_processes(recipe),
@@ -111,6 +113,14 @@ def _processes(recipe: Recipe) -> list[Broken]:
         found.append(Broken(key, f"{size} does not divide {ranks} processes; {do}"))
     if recipe.critic.placement == "separate" and recipe.runtime != "ray":
         found.append(Broken("critic.placement", f"separate, but {where}; write runtime=ray"))
+    elif recipe.critic.placement == "separate" and "critic" not in needs(recipe):
+        found.append(Broken("critic.placement", "separate, but the method has no critic; write colocated"))
+    if recipe.runtime == "ray" and recipe.model.device == "cuda" and not recipe.ray.gpus_per_worker:
+        found.append(
+            Broken("model.device", "cuda, but ray.gpus_per_worker is 0; write ray.gpus_per_worker=1")
+        )
+    if recipe.ray != type(recipe.ray)() and recipe.runtime != "ray":
+        found.append(Broken("ray", f"given, but {where}; write runtime=ray"))
     if recipe.trainer.profile and recipe.runtime == "ray":
         found.append(Broken("trainer.profile", "traces one process; write runtime=fsdp or single"))
     return found
@@ -235,6 +245,16 @@ def _behavior(recipe: Recipe) -> list[Broken]:
             Broken("data.behavior_model", f"data.behavior {data.behavior} reads no model; write recomputed")
         ]
     return []
+
+
+def _gpu(recipe: Recipe) -> list[Broken]:
+    kernel, found = recipe.model.attn_implementation, list[Broken]()
+    if kernel in _HALF_KERNELS and recipe.model.precision != "fast":
+        why = f"{kernel} reads bfloat16 alone; write model.precision=fast, or auto"
+        found.append(Broken("model.attn_implementation", why))
+    if recipe.fsdp.offload_policy and recipe.ranks == 1:
+        found.append(Broken("fsdp.offload_policy", "true, but nothing is cut; write runtime=fsdp with nproc"))
+    return found
 
 
 def _precision(recipe: Recipe) -> list[Broken]:

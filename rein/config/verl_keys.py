@@ -40,6 +40,8 @@ RENAMED = {
     "trainer.default_local_dir": "out",
     "actor.strategy": "runtime",
     "actor.ulysses_sequence_parallel_size": "fsdp.ulysses_sequence_parallel_size",
+    "actor.fsdp_config.offload_policy": "fsdp.offload_policy",
+    "trainer.device": "model.device",
     "trainer.n_gpus_per_node": "nproc",
     "trainer.nnodes": "nnodes",
     "trainer.resume_from_path": "resume",
@@ -84,6 +86,12 @@ FOLLOWS = {
     "reward_model.reward_kwargs.max_resp_len": "data.max_response_length",
     "rollout.prompt_length": "data.max_prompt_length",
 }
+FOLLOWS |= {  # FSDP2's policy is of weights and moments, and one of all models
+    f"{section}.fsdp_config.{name}": "fsdp.offload_policy"
+    for section in ("actor", "critic", "critic.model", "ref")
+    for name in ("offload_policy", "param_offload", "optimizer_offload")
+    if (section, name) not in (("actor", "offload_policy"), ("ref", "param_offload"))
+}
 SETTLED = frozenset((EXPERIMENT, FILTER, RESUME_MODE, *FOLLOWS))
 
 
@@ -94,9 +102,7 @@ class Off(NamedTuple):
     feature: str
 
 
-_NO = (False, None)
-_ONE = (1, None)
-_NULL = (None,)
+_NO, _ONE, _NULL = (False, None), (1, None), (None,)
 _ENGINE = "an inference engine beside the trainer"
 
 NOT_YET = {
@@ -104,7 +110,6 @@ NOT_YET = {
     "actor.use_prefix_grouper": Off(_NO, "sharing a prompt's computation over its responses"),
     "actor.optim.optimizer": Off(("AdamW", None), "an optimizer other than AdamW"),
     "critic.optim.optimizer": Off(("AdamW", None), "an optimizer other than AdamW"),
-    "model.use_liger": Off(_NO, "Liger kernels"),
     "model.use_fused_kernels": Off(_NO, "fused kernels"),
     "model.enable_activation_offload": Off(_NO, "activation offloading"),
     "model.exclude_modules": Off(_NULL, "leaving modules out of LoRA"),
@@ -128,7 +133,6 @@ NOT_YET = {
     "data.apply_chat_template_kwargs": Off((None, {}), "options of the chat template"),
     "reward_model.reward_manager": Off(("naive", "dapo", None), "another reward manager"),
     "reward.reward_manager.name": Off(("naive", "dapo", None), "another reward manager"),
-    "trainer.device": Off(("cpu", None), "choosing a device"),
     "trainer.max_actor_ckpt_to_keep": Off(_NULL, "limiting the number of snapshots"),
     "trainer.max_critic_ckpt_to_keep": Off(_NULL, "limiting the number of snapshots"),
     "trainer.default_hdfs_dir": Off(_NULL, "remote folders"),
@@ -149,7 +153,7 @@ NOT_YET_SECTIONS = {
     "rollout.multi_turn.": "rollouts of many turns",
 }
 INSTEAD_SECTIONS = {  # refused unless off: Rein has the thing in another form
-    f"{section}.fsdp_config.": "fsdp.forward_prefetch; the rest is not built yet"
+    f"{section}.fsdp_config.": "fsdp.forward_prefetch or fsdp.offload_policy; the rest is not built yet"
     for section in ("actor", "critic", "critic.model", "ref")
 }
 _SECTION_OFF = (False, None, -1, 0, 1, "fp32", "float32")
@@ -161,23 +165,14 @@ ALWAYS = {  # true: Rein does this always; false: refused, for there is nothing 
 }
 
 _SPEED = "log-probs are made under the token budget of actor.ppo_max_token_len_per_gpu; results are the same"
-_ONE_RUNTIME = "all models of a run are under one runtime"
 UNUSED = {  # any value: accepted, because no result depends on it; the reason is printed
     "actor.entropy_from_logits_with_chunking": "the entropy is always made in chunks; results are the same",
     "ref.entropy_from_logits_with_chunking": "the entropy is always made in chunks; results are the same",
     "actor.calculate_entropy": "the probe always logs the entropy",
-    "ref.log_prob_micro_batch_size": _SPEED,
-    "ref.log_prob_micro_batch_size_per_gpu": _SPEED,
-    "ref.log_prob_use_dynamic_bsz": _SPEED,
-    "ref.log_prob_max_token_len_per_gpu": _SPEED,
-    "rollout.log_prob_micro_batch_size": _SPEED,
-    "rollout.log_prob_micro_batch_size_per_gpu": _SPEED,
-    "rollout.log_prob_use_dynamic_bsz": _SPEED,
-    "rollout.log_prob_max_token_len_per_gpu": _SPEED,
+    "ref.fsdp_config.param_offload": "the reference's log-probs are kept, not its weights",
     "critic.forward_micro_batch_size_per_gpu": _SPEED,
     "critic.forward_max_token_len_per_gpu": _SPEED,
-    "critic.strategy": _ONE_RUNTIME,
-    "ref.strategy": _ONE_RUNTIME,
+    **dict.fromkeys(("critic.strategy", "ref.strategy"), "all models of a run are under one runtime"),
     "actor_rollout_ref.hybrid_engine": "one process holds actor and rollouts by turns",
     "data.return_raw_chat": "prompts are kept as messages",
     "data.filter_overlong_prompts_workers": "the loader uses one process",
@@ -189,6 +184,11 @@ UNUSED = {  # any value: accepted, because no result depends on it; the reason i
     "algorithm.filter_groups.max_num_gen_batches": "training generates nothing",
     "critic.enable": "there is a critic where the estimator reads values",
     "trainer.project_name": "only trackers use a project's name, and the run's folder is `out`",
+}
+UNUSED |= {
+    f"{role}.log_prob_{size}": _SPEED
+    for role in ("ref", "rollout")
+    for size in ("micro_batch_size", "micro_batch_size_per_gpu", "use_dynamic_bsz", "max_token_len_per_gpu")
 }
 UNUSED |= {f"{section}.log": "the mean of each shaping term is always logged" for section in OVERLONG}
 

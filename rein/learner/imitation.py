@@ -64,6 +64,9 @@ class Imitation:
         share, ranks = self.actor.shares_prompts, self.mesh.world_size
         return row_batches(some, budget, share=share, max_rows=most, ranks=ranks)
 
-    def advance(self) -> None:
-        """The update is over, applied or discarded: the next one has other demonstrations."""
-        self.demonstrations.advance(self._rows)
+    def advance(self, rows: int | None = None) -> None:
+        """The update is over, applied or discarded: the next one has other demonstrations.
+
+        `rows`: of its mini-batch, where backward() has not seen it.
+        """
+        self.demonstrations.advance(self._rows if rows is None else rows)

@@ -54,6 +54,7 @@ class Learner(Plan):
             longest_group=longest_group,
         )
         self.mesh = mesh
+        self.actor, self.critic = actor, critic
         models = {"actor": actor, "critic": critic}
         self.models = {role: model for role, model in models.items() if model is not None}
         self.imitation = None
@@ -140,10 +141,13 @@ class Learner(Plan):
         self.optimizers[role].apply(self._grad_norms[role])
         self._advance(role)
 
-    def discard(self, role: str) -> None:
-        """Drop this role's gradients; its schedule advances, and the demonstrations that were beside it."""
+    def discard(self, role: str, rows: int | None = None) -> None:
+        """Drop this role's gradients; its schedule advances, and the demonstrations that were beside it.
+
+        `rows`: of a mini-batch that was never computed.
+        """
         self.optimizers[role].discard()
-        self._advance(role)
+        self._advance(role, rows)
 
     def forget(self, role: str) -> None:
         """Drop half-made gradients and advance nothing: the same update is tried again."""
@@ -153,9 +157,9 @@ class Learner(Plan):
         """So many steps of a role's schedule will not be made."""
         self.optimizers[role].total_steps -= steps
 
-    def _advance(self, role: str) -> None:
+    def _advance(self, role: str, rows: int | None = None) -> None:
         if role == "actor" and self.imitation is not None:
-            self.imitation.advance()
+            self.imitation.advance(rows)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything a restore needs: weights and moments of each role, steps, the KL controller."""

@@ -63,12 +63,11 @@ class Plan:
         critic has workers of its own the roles alternate, and an epoch that remedies took has empty updates.
         """
         apart = self.recipe.critic.placement == "separate"
-        plans: dict[str, list[tuple[int, ...]]] = {
-            role: [] for role in ("critic", "actor") if role in self.roles
-        }
-        for role, plan in plans.items():
-            epochs = self._epochs(role)
-            for epoch in range(max(epochs, epochs_of(self.recipe, role)) if apart else epochs):
+        found: list[tuple[float, str, tuple[int, ...]]] = []  # with its place in the recipe's own epochs
+        for role in (role for role in ("critic", "actor") if role in self.roles):
+            plan: list[tuple[int, ...]] = []
+            epochs, own = self._epochs(role), epochs_of(self.recipe, role)
+            for epoch in range(max(epochs, own) if apart else epochs):
                 size, generator = mini_batch_size(self.recipe, role), self._generator(role, batch, epoch)
                 if together is None:
                     parts = chunks(self._order(rows, generator), size)
@@ -77,10 +76,8 @@ class Plan:
                     count = mini_batch_count(rows, size, self.longest_group)
                     parts = even_cuts([together[i] for i in order], count)
                 plan += [tuple(part) if epoch < epochs else () for part in parts]
-        found = [
-            ((i + 0.5) / len(plan), role, part) for role, plan in plans.items() for i, part in enumerate(plan)
-        ]
-        if apart:
+            found += [((i + 0.5) / (len(parts) * own), role, part) for i, part in enumerate(plan)]
+        if apart:  # what remedies add comes last, so that what is done stays the first part of the plan
             found.sort(key=lambda one: one[0])
         return [Update(role, part, number) for number, (_, role, part) in enumerate(found)]
 

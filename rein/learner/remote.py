@@ -46,21 +46,26 @@ class RemoteLearner(Plan):
         self.crews = crews
         self._plan: list[Update] = []
         self._begun: dict[str, _Begun] = {}
+        self._judged: set[str] = set()  # roles whose last gradients are neither applied nor dropped
+        self._over: set[str] = set()  # roles of which nothing more is asked of this plan
 
     def updates(self, rows: int, batch: int, together: Sequence[Sequence[int]] | None = None) -> list[Update]:
         """The plan of a batch; what was begun of another is dropped."""
         plan = super().updates(rows, batch, together)
         if plan != self._plan:
             self.drop()
+            self._over = set()
         self._plan = plan
         return plan
 
     def backward(self, update: Update, experience: Experience) -> Metrics:
         """Gradients of one mini-batch, and its metrics; weights untouched."""
-        begun = self._begun.pop(update.role, None)
+        begun = self._begun.get(update.role)
         if begun is not None and (begun.update != update or begun.experience is not experience):
-            self._forget(update.role)
-            begun = None
+            self.forget(update.role)
+        begun = self._begun.pop(update.role, None)
+        self._judged.add(update.role)
+        self._over.discard(update.role)
         asked = begun.asked if begun is not None else self._begin(update, experience)
         self._look_ahead(update, experience)
         found: Metrics = self.crews.of(update.role).answer(asked)
@@ -76,23 +81,27 @@ class RemoteLearner(Plan):
         for other in self._plan[update.number + 1 :]:
             apart = self.crews.of(other.role) is not self.crews.of(update.role)
             if apart:
-                if other.role not in self._begun and other.rows:
+                if other.role not in self._begun and other.role not in self._over and other.rows:
                     self._begun[other.role] = _Begun(other, experience, self._begin(other, experience))
                 return
 
     def apply(self, role: str) -> None:
         """Clip and step this role's optimizer."""
+        self._judged.discard(role)
         self.crews.of(role).send(NAME, "apply", role)
 
-    def discard(self, role: str) -> None:
-        """Drop this role's gradients; its schedule advances."""
-        self._begun.pop(role, None)
-        self.crews.of(role).send(NAME, "discard", role)
+    def discard(self, role: str, rows: int | None = None) -> None:
+        """Drop this role's gradients; its schedule advances. `rows`: of a mini-batch that was not made."""
+        if role not in self._judged:
+            self._over.add(role)
+        self._judged.discard(role)
+        self._leave(role)
+        self.crews.of(role).send(NAME, "discard", role, rows)
 
     def forget(self, role: str) -> None:
         """Drop half-made gradients and advance nothing."""
-        self._begun.pop(role, None)
-        self._forget(role)
+        self._leave(role)
+        self.crews.of(role).send(NAME, "forget", role)
 
     def shorten(self, role: str, steps: int) -> None:
         """So many steps of a role's schedule will not be made."""
@@ -127,8 +136,11 @@ class RemoteLearner(Plan):
                 found |= {"demonstrations": said["demonstrations"]}
         return self.coefficients() | found
 
-    def _forget(self, role: str) -> None:
-        self.crews.of(role).send(NAME, "forget", role)
+    def _leave(self, role: str) -> None:
+        """What was begun is not wanted; that it failed still is."""
+        begun = self._begun.pop(role, None)
+        if begun is not None:
+            self.crews.of(role).leave(begun.asked)
 
     def _send_all(self, method: str, *given: Any) -> None:
         for crew in self.crews.all:

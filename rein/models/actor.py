@@ -28,6 +28,7 @@ from rein.models.load import (
 )
 from rein.models.lora import make_trainable
 from rein.models.packing import Packed
+from rein.models.place import CPU, Place
 from rein.models.precision import is_fast, set_precision
 from rein.models.save import save_folder
 from rein.models.trunk import Whole, run_trunk, shares_prompts
@@ -64,7 +65,7 @@ class Actor:
 
     def hidden_within(self, rows: Sequence[TokenRow]) -> tuple[Packed, Tensor]:
         """The same amid another pass of this model."""
-        packed, states = run_trunk(self.model, rows, share=self.shares_prompts, slices=self.slices)
+        packed, states = run_trunk(self, rows, slices=self.slices)
         return packed, states.index_select(0, packed.states).to(self.dtype)
 
     def log_probs(
@@ -101,7 +102,7 @@ class Actor:
         # First, for it may switch this model's adapters off and on.
         beside = () if reference is None else (reference.hidden(rows),)
         packed, hidden = self.hidden_within(rows)
-        per_token = temperature.to(hidden.dtype).index_select(0, packed.row)
+        per_token = temperature.to(hidden).index_select(0, packed.row)
         if self.plain_head is not None and not entropy and reference is None:
             return [packed.spread(self._of_plain_head(hidden / per_token.unsqueeze(1), packed.targets))]
 
@@ -137,7 +138,7 @@ class Actor:
         ref_head: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, Tensor]:
         packed, hidden = self.hidden_within(rows)
-        per_token = temperature.to(hidden.dtype).index_select(0, packed.row)
+        per_token = temperature.to(hidden).index_select(0, packed.row)
 
         def chunk(states: Tensor, reference: Tensor, temp: Tensor) -> Tensor:
             logits = self.head(states)
@@ -166,7 +167,7 @@ class Actor:
         compute: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
         packed, hidden = self.hidden_within(rows)
-        per_token = temperature.to(hidden.dtype).index_select(0, packed.row)
+        per_token = temperature.to(hidden).index_select(0, packed.row)
 
         def chunk(states: Tensor, ids: Tensor, temp: Tensor) -> Tensor:
             return compute(self.head(states), ids, temp)
@@ -213,6 +214,7 @@ def load_actor(
     target_modules: str | list[str] = "all-linear",
     enable_gradient_checkpointing: bool = False,
     logits_chunk: int = CHUNK_LOGITS,
+    place: Place = CPU,
     trust_remote_code: bool = False,
     seed: int = 0,
     where: str = "model.path",
@@ -224,7 +226,7 @@ def load_actor(
     """
     path = model_folder(path, where)
     tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code, where=where)
-    model = load_causal_lm(path, dtype=dtype, trust_remote_code=trust_remote_code, where=where)
+    model = load_causal_lm(path, dtype=dtype, place=place, trust_remote_code=trust_remote_code, where=where)
     make_trainable(
         model,
         lora_rank=lora_rank,
@@ -250,14 +252,13 @@ def _check_packed(actor: Actor, where: str) -> None:
     """Two short rows in one pack must score as each does alone through the model's own forward."""
     width = actor.vocabulary
     rows = [_Probe([i % width for i in (3, 1, 4, 1, 5)]), _Probe([i % width for i in (2, 7, 1)])]
-    ones = torch.ones(2, device=actor.device)
-    packed, _ = actor.log_probs(rows, ones)
+    packed, _ = actor.log_probs(rows, torch.ones(2))
     for i, row in enumerate(rows):
         ids = torch.tensor([*row.prompt_ids, *row.response_ids], device=actor.device)
         logits = actor.model(
             input_ids=ids.unsqueeze(0), attention_mask=torch.ones_like(ids).unsqueeze(0)
         ).logits[0]
-        alone = log_probs_of(logits[1:-1], ids[2:])
+        alone = log_probs_of(logits[1:-1], ids[2:]).cpu()
         gap = (packed[i, : len(alone)] - alone).abs().max().item()
         if not math.isfinite(gap):
             raise CheckpointError(

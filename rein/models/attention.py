@@ -2,12 +2,13 @@
 
 No mask over the pack is ever built: segments of like length form blocks, and causal attention inside a
 right-padded block needs none. Answers to a prompt that lies in the pack once attend to it in a second call,
-without a mask, and the two are merged by log-sum-exp. Called without a pack (generation with a cache) it is
-transformers' own sdpa.
+without a mask, and the two are merged by log-sum-exp. On a GPU one kernel takes the whole pack (varlen.py),
+or blocks where none reads it. Called without a pack (generation with a cache) it is transformers' own sdpa.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +23,17 @@ from transformers.utils import logging
 from rein.errors import ConfigError
 from rein.models import elementwise
 from rein.models.packing import Group, Layout
+from rein.models.varlen import kernel_for
 
 NAME = "rein_packed"
+# By model.attn_implementation. transformers would take `flash` or `flex` in a name for its own.
+NAMES = {
+    "auto": NAME,
+    "flash_attention_2": f"{NAME}_fa2",
+    "varlen": f"{NAME}_varlen",
+    "flex_attention": f"{NAME}_fx",
+    "sdpa": f"{NAME}_blocks",
+}
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -43,6 +53,7 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    implementation: str = "auto",
     **options: Any,
 ) -> tuple[Tensor, None]:
     """softmax(q k^T * scaling) v per row -> [1, N, H, D]."""
@@ -61,17 +72,26 @@ def packed_attention(
         times = slices.repeats(k.shape[1])
         k, v = (t.repeat_interleave(times, 1) if times > 1 else t for t in (k, v))
         q, k, v = (slices.heads(t, tokens) for t in (q, k, v))
-    out = _of_pack(q, k, v, packing, scaling, sliding_window)
+    out = _of_pack(q, k, v, packing, scaling, sliding_window, implementation)
     return (out if slices is None else slices.positions(out)).unsqueeze(0), None
 
 
 def _of_pack(
-    q: Tensor, k: Tensor, v: Tensor, packing: Layout, scaling: float | None, sliding_window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    packing: Layout,
+    scaling: float | None,
+    sliding_window: int | None,
+    implementation: str,
 ) -> Tensor:
     if q.device.type == "cpu" and sliding_window is None:
         return segments(q, k, v, packing, scaling)
     if packing.prompts:
         raise ConfigError("model: attention in a window over a shared prompt; pack these rows unshared")
+    kernel = kernel_for(q, implementation)
+    if kernel is not None:
+        return kernel(q, k, v, packing, scaling, sliding_window)
     cuts = [(slice(group.start, group.stop), group) for group in packing.groups]
     parts = [_attend(q[cut], k[cut], v[cut], group, scaling, sliding_window) for cut, group in cuts]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -172,6 +192,8 @@ def _row(tensor: Tensor) -> Tensor:
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, group: Group, scaling: float | None, window: int | None
 ) -> Tensor:
+    if query.device.type != "cpu":  # no kernel of float32 shares a key head among queries
+        key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
     q, k, v = (_block(tensor, group) for tensor in (query, key, value))
     mask = None
     if window is not None and window < group.length:
@@ -213,8 +235,9 @@ def _mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> T
 
 
 def register() -> None:
-    """Make `rein_packed` known to transformers, and keep its bars and hints off the terminal."""
+    """Make `rein_packed` and its kin known to transformers; keep its bars and hints off the terminal."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    AttentionInterface.register(NAME, packed_attention)
-    AttentionMaskInterface.register(NAME, _mask)
+    for implementation, name in NAMES.items():
+        AttentionInterface.register(name, partial(packed_attention, implementation=implementation))
+        AttentionMaskInterface.register(name, _mask)

@@ -24,6 +24,7 @@ from rein.models.load import (
     trunk_of,
 )
 from rein.models.lora import beneath, has_lora, make_trainable
+from rein.models.place import CPU, Place
 from rein.models.precision import is_fast, set_precision
 from rein.models.save import save_folder
 from rein.models.trunk import Whole, run_trunk, shares_prompts
@@ -50,7 +51,7 @@ class Critic:
         return found
 
     def _values(self, rows: Sequence[TokenRow]) -> Tensor:
-        packed, states = run_trunk(self.model, rows, share=self.shares_prompts, slices=self.slices)
+        packed, states = run_trunk(self, rows, slices=self.slices)
         hidden = states.index_select(0, packed.states)
         values: Tensor = self.model.score(hidden).squeeze(-1)
         return packed.spread(values if values.dtype == torch.float64 else values.float())
@@ -68,13 +69,16 @@ def load_critic(
     lora_alpha: float = 16,
     target_modules: str | list[str] = "all-linear",
     enable_gradient_checkpointing: bool = False,
+    place: Place = CPU,
     trust_remote_code: bool = False,
     seed: int = 0,
     where: str = "critic.model.path",
 ) -> Critic:
     """A critic from an LM folder (new head, at zero) or a reward model or critic folder (its head kept)."""
     path = model_folder(path, where)
-    model = load_scalar_model(path, dtype=dtype, trust_remote_code=trust_remote_code, where=where)
+    model = load_scalar_model(
+        path, dtype=dtype, place=place, trust_remote_code=trust_remote_code, where=where
+    )
     make_trainable(
         model,
         lora_rank=lora_rank,
@@ -94,6 +98,7 @@ def critic_on(
     lora_alpha: float = 16,
     target_modules: str | list[str] = "all-linear",
     enable_gradient_checkpointing: bool = False,
+    place: Place = CPU,  # the actor's
     trust_remote_code: bool = False,
     seed: int = 0,
     where: str = "critic.model.share_trunk",
@@ -105,7 +110,7 @@ def critic_on(
     Raises ConfigError for an actor without adapters, CheckpointError for an architecture that is built
     otherwise.
     """
-    model = _scalar_model_on(actor, trust_remote_code=trust_remote_code, where=where)
+    model = made_ready(_scalar_model_on(actor, trust_remote_code=trust_remote_code, where=where), place)
     make_trainable(
         model,
         lora_rank=lora_rank,
@@ -148,4 +153,4 @@ def _scalar_model_on(actor: Actor, *, trust_remote_code: bool, where: str) -> An
         raise CheckpointError(
             f"{where}: a critic cannot stand on the trunk of a {config.model_type} model ({why}); write false"
         ) from error
-    return made_ready(model)
+    return model

@@ -161,14 +161,14 @@ def _same(module: Any, forward: Callable[..., Any], width: int) -> bool:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(next(module.parameters()).dtype)
+        return torch.randn(shape, generator=generator).to(next(module.parameters()))
 
     given, more = drawn(1, 4, width), dict[str, Any]()
     try:
         if isinstance(forward, _AttentionForward):
             given *= (module.q_proj(given).std() * module.k_proj(given).std()).rsqrt()  # scores that matter
             angles = drawn(1, 4, module.head_dim // 2).repeat(1, 1, 2)
-            layout = Layout([Group(0, 4, 1, 4, None)], [])
+            layout = Layout([Group(0, 4, [4], None)], [])
             more = {"position_embeddings": (angles.cos(), angles.sin()), "packing": layout}
             more["attention_mask"] = None
         own, other = module(given, **more), forward(given, **more)

@@ -1,6 +1,7 @@
 """Hugging Face folders to modules: tokenizer, weights, stop ids, adapters. save.py is the way back.
 
-Folders are checked before transformers is asked, so that a wrong path is never taken for a name on a hub.
+Folders are checked before transformers is asked, so that a wrong path is never taken for a name on a hub. A
+model is loaded whole onto its place.
 Dropout is off in every model: ratios of PPO must start at 1.
 """
 
@@ -27,6 +28,8 @@ from rein.errors import CheckpointError, ConfigError, ReinError
 from rein.model_files import read_json, stop_ids_of
 from rein.models import attention
 from rein.models.forwards import use_own_forwards
+from rein.models.liger import use_liger
+from rein.models.place import CPU, Place
 from rein.models.precision import quickest_float32
 from rein.protocols import Tokenizer
 
@@ -110,10 +113,12 @@ def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def _load(auto: Any, path: str, where: str, *, new: Collection[str] = (), **options: Any) -> Any:
+def _load(
+    auto: Any, path: str, where: str, place: Place, *, new: Collection[str] = (), **options: Any
+) -> Any:
     """The model of a folder, whole: weights that the folder lacks are an error, but for those in `new`."""
     attention.register()
-    quickest_float32()
+    quickest_float32(place.device)
     folder = model_folder(path, where)
     base, adapter = folder, None
     adapter_file = Path(folder) / "adapter_config.json"
@@ -128,7 +133,7 @@ def _load(auto: Any, path: str, where: str, *, new: Collection[str] = (), **opti
     read_json(Path(base) / "generation_config.json")  # is saved with what is trained: told before, not after
     try:
         model, info = auto.from_pretrained(
-            base, attn_implementation=attention.NAME, output_loading_info=True, **options
+            base, attn_implementation=attention.NAMES[place.attention], output_loading_info=True, **options
         )
         if lacking := sorted(set(info["missing_keys"]) - set(new)):
             raise ValueError(f"{len(lacking)} weights are missing, first {lacking[0]}")
@@ -145,10 +150,10 @@ def _load(auto: Any, path: str, where: str, *, new: Collection[str] = (), **opti
         raise CheckpointError(
             f"{where}: {path} cannot be loaded ({first_line(error)}); check that the folder is whole"
         ) from error
-    return made_ready(model)
+    return made_ready(model.to(place.device), place)
 
 
-def made_ready(model: Any) -> Any:
+def made_ready(model: Any, place: Place) -> Any:
     """In train mode, without dropout and cache, its steps fused."""
     for name, value in model.config.to_dict().items():
         if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, int | float):
@@ -159,22 +164,26 @@ def made_ready(model: Any) -> Any:
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
     model.config.use_cache = False
-    use_own_forwards(model)
+    if place.liger:
+        use_liger(model)
+    else:
+        use_own_forwards(model)
     return model.train()
 
 
 def load_causal_lm(
-    path: str, *, dtype: str, trust_remote_code: bool = False, where: str = "model.path"
+    path: str, *, dtype: str, place: Place = CPU, trust_remote_code: bool = False, where: str = "model.path"
 ) -> Any:
     """A causal LM with packed attention, in train mode without dropout.
 
     Raises ConfigError for a path that does not exist, CheckpointError for a folder that cannot be read.
     """
-    return _load(AutoModelForCausalLM, path, where, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
+    options: dict[str, Any] = {"dtype": DTYPES[dtype], "trust_remote_code": trust_remote_code}
+    return _load(AutoModelForCausalLM, path, where, place, **options)
 
 
 def load_scalar_model(
-    path: str, *, dtype: str, trust_remote_code: bool = False, where: str = "model.path"
+    path: str, *, dtype: str, place: Place = CPU, trust_remote_code: bool = False, where: str = "model.path"
 ) -> Any:
     """A trunk with a one-number head (`score`): reward models and critics; a new head starts at zero."""
     folder = model_folder(path, where)
@@ -184,6 +193,7 @@ def load_scalar_model(
         AutoModelForSequenceClassification,
         folder,
         where,
+        place,
         new=() if of_base else ("score.weight", "score.bias"),
         dtype=DTYPES[dtype],
         trust_remote_code=trust_remote_code,

@@ -49,7 +49,7 @@ def add_lora(
         parameter.requires_grad_(False)
     targets = _linear_layers(model) if target_modules == "all-linear" else target_modules
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):  # drawn on the CPU
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, adapter_name=ADAPTER)
 

@@ -9,8 +9,8 @@ blocks, and which segments also read a prompt.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,13 +27,21 @@ GROUP_WASTE = 0.2  # a block may hold this share of padding before another block
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Segments whose causal attention runs as one block of `rows` x `length`."""
+    """Segments whose causal attention runs as one block of `rows` x `length`, by ascending length."""
 
     start: int  # first pack position of the group; its segments follow each other
     stop: int
-    rows: int
-    length: int
+    lengths: Sequence[int]
     scatter: Tensor | None  # [stop - start] block position of each pack position; None: no padding
+
+    @property
+    def rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def length(self) -> int:
+        """The longest."""
+        return self.lengths[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,20 @@ class Layout:
     prompts: list[SharedPrompt]
     slices: Slices | None = None  # the ranks that share the pack's positions
     tokens: int = 0  # N, where they do
+    made: dict[str, Any] = field(default_factory=dict)  # for the kernels of a GPU, once for all layers
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the segments, in the order of their positions."""
+        return [length for group in self.groups for length in group.lengths]
+
+    def begins(self, device: torch.device) -> Tensor:
+        """[segments + 1] int32, the pack position that each begins at, and the end."""
+        if "begins" not in self.made:
+            ends = np.cumsum([0, *self.lengths], dtype=np.int32)
+            self.made["begins"] = torch.from_numpy(ends).to(device)
+        found: Tensor = self.made["begins"]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +94,11 @@ class Packed:
     counts: Tensor | None = None  # [R] of a slice: whether it is there for its value
 
     def spread(self, values: Tensor) -> Tensor:
-        """[R] -> [B, T]; 0 where a row has no token. Of a slice: of the whole pack."""
+        """[R] -> [B, T], on the CPU; 0 where a row has no token. Of a slice: of the whole pack."""
         if self.counts is not None:
             values = values.where(self.counts, 0)
         found = values.new_zeros(self.shape).index_put((self.row, self.column), values)
-        return found if self.layout.slices is None else self.layout.slices.join(found)
+        return (found if self.layout.slices is None else self.layout.slices.join(found)).cpu()
 
 
 def pack(rows: Sequence[TokenRow], device: torch.device | str = "cpu", *, share: bool = False) -> Packed:
@@ -152,6 +174,6 @@ def _groups(lengths: list[int], offset: int, device: torch.device | str) -> list
         if members[0] != longest:
             places = np.concatenate([k * longest + np.arange(n) for k, n in enumerate(members)])
             scatter = torch.from_numpy(places).to(device)
-        groups.append(Group(start, start + tokens, len(members), longest, scatter))
+        groups.append(Group(start, start + tokens, members, scatter))
         begin, start = i + 1, start + tokens
     return groups

@@ -17,6 +17,7 @@ from rein.models.load import (
     trunk_of,
 )
 from rein.models.lora import make_trainable
+from rein.models.place import CPU, Place
 from rein.models.precision import set_precision
 from rein.models.save import save_folder
 from rein.models.trunk import Whole, run_trunk, shares_prompts
@@ -38,12 +39,12 @@ class RewardModel:
         model.config.pad_token_id = tokenizer.pad_token_id
 
     def scores(self, rows: Sequence[TokenRow]) -> Tensor:
-        """[B]; the head runs in fp32 whatever the trunk's dtype, so near answers do not tie."""
+        """[B], on the CPU; the head runs in fp32 whatever the trunk's dtype, so near answers do not tie."""
         found: Tensor = self.whole(self._scores, rows)
-        return found.squeeze(-1)
+        return found.squeeze(-1).cpu()
 
     def _scores(self, rows: Sequence[TokenRow]) -> Tensor:
-        packed, states = run_trunk(self.model, rows, share=self.shares_prompts)
+        packed, states = run_trunk(self, rows)
         hidden = states.index_select(0, packed.last)
         wide = hidden if hidden.dtype == torch.float64 else hidden.float()
         scores: Tensor = torch.nn.functional.linear(
@@ -64,13 +65,16 @@ def load_reward_model(
     lora_alpha: float = 16,
     target_modules: str | list[str] = "all-linear",
     enable_gradient_checkpointing: bool = False,
+    place: Place = CPU,
     trust_remote_code: bool = False,
     seed: int = 0,
     where: str = "score.path",
 ) -> RewardModel:
     """A reward model from its folder, or a new head on an LM's trunk."""
     path = model_folder(path, where)
-    model = load_scalar_model(path, dtype=dtype, trust_remote_code=trust_remote_code, where=where)
+    model = load_scalar_model(
+        path, dtype=dtype, place=place, trust_remote_code=trust_remote_code, where=where
+    )
     tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code, where=where)
     _part_pad_from_ends(model, tokenizer, stop_ids(path, tokenizer))
     make_trainable(

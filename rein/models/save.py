@@ -28,7 +28,7 @@ def save_folder(
 ) -> None:
     """A plain Hugging Face folder, adapters fused in; complete or absent (written beside, then renamed)."""
     draft = draft_of(target)
-    state = {name: whole(tensor) for name, tensor in state_of(model).items()}
+    state = {name: whole(tensor).cpu() for name, tensor in state_of(model).items()}
     refuse_not_finite(state, target)
     tied_before = getattr(model.config, "tie_word_embeddings", False)
     tied = tied_before and not _head_grew_apart(model, state)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from rein.models.attention import can_share
@@ -30,14 +31,22 @@ class Whole(nn.Module):
         return compute(*given, **options)
 
 
+class OfTrunk(Protocol):
+    """A role: its model, and where the model computes, which need not be where its parameters wait."""
+
+    model: Any
+    device: torch.device
+    shares_prompts: bool
+
+
 def run_trunk(
-    model: Any, rows: Sequence[TokenRow], *, share: bool, slices: Slices | None = None
+    role: OfTrunk, rows: Sequence[TokenRow], *, slices: Slices | None = None
 ) -> tuple[Packed, Tensor]:
     """The pack of the rows or this rank's slice of it, and the last hidden state of each position, [N, H]."""
-    packed = pack(rows, model.device, share=share)
+    packed = pack(rows, role.device, share=role.shares_prompts)
     if slices is not None:
         packed = slices.cut(packed)
-    out = trunk_of(model)(
+    out = trunk_of(role.model)(
         input_ids=packed.input_ids,
         position_ids=packed.position_ids,
         packing=packed.layout,

@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
-from rein.errors import ConfigError, EngineError
+from rein.errors import ConfigError, EngineError, RankLost
+from rein.runtime import sweep
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_BACKEND_LOG_LEVEL": "fatal",  # else warnings of its core on stderr
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else `uv run` uploads the current folder
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # else its core writes to stderr
 }
 OBJECTS = 2**30  # bytes of shared memory for what moves between processes of a cluster started here
-FULL = 60.0  # seconds that a run waits for what others hold now, or for a lost machine's replacement
+FULL = 60.0  # seconds that a run waits for what others hold, or for a lost machine's replacement
 Bundle = Mapping[str, float]  # of resources on one machine: {"CPU": 2.0}
 
 
@@ -50,15 +53,29 @@ def joined(address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    folder = None if address else tempfile.mkdtemp(prefix="rein-ray-")
+    with nullcontext() if address else _own_folder() as folder:
+        try:
+            _start(ray, address, folder)
+            yield
+        finally:
+            with suppress(Exception):  # of a cluster that is gone
+                ray.shutdown()
+
+
+@contextmanager
+def _own_folder() -> Iterator[str]:
+    """A folder for a cluster of this machine; whatever ends this process, no process of it outlives that."""
+    # The names of Ray's sockets in it may have 107 characters: a long TMPDIR leaves no room.
+    own = "/tmp" if os.access("/tmp", os.W_OK) else None
+    folder = tempfile.mkdtemp(prefix="rein-ray-", dir=own)
+    command = [sys.executable, "-I", str(Path(sweep.__file__)), folder]
+    sweeper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
-        _start(ray, address, folder)
-        yield
+        yield folder
     finally:
-        with suppress(Exception):  # of a cluster that is gone
-            ray.shutdown()
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        assert sweeper.stdin is not None
+        sweeper.stdin.close()
+        sweeper.wait()
 
 
 def _start(ray: Any, address: str | None, folder: str | None) -> None:
@@ -74,18 +91,18 @@ def _start(ray: Any, address: str | None, folder: str | None) -> None:
                 **({} if address else own),
             )
         ray._private.worker._worker_logs_enabled = False  # it would print what it does about lost workers
-    except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         what = " ".join(str(error).split())[:200]
         where = f"ray.address: {address} gives no cluster" if address else "runtime: ray does not start"
         raise ConfigError(f"{where} ({what}); check `ray status` there") from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, former)  # Ray puts its own there
+            signal.signal(signal.SIGTERM, former)  # Ray has put its own in its place
 
 
 @contextmanager
 def _quiet_stderr() -> Iterator[None]:
-    """Inside, nothing comes on the process's stderr: what Ray's core says of its own settings."""
+    """Inside, nothing comes on the process's stderr: Ray's core tells there of its own settings."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nothing, 2)
@@ -96,36 +113,48 @@ def _quiet_stderr() -> Iterator[None]:
         os.close(nothing)
 
 
-def reserved(bundles: Sequence[Bundle], *, patience: float = 0.0) -> Any:
-    """A placement group of these bundles, on as many machines as there are.
+def refuse_more(bundles: Sequence[Bundle], *, again: bool = False) -> None:
+    """Raise ConfigError where the cluster as a whole has less than is asked for.
 
-    Raises ConfigError at once where the cluster, after `patience` seconds, is too small for them, EngineError
-    where others hold what is asked for.
+    `again`, after something was lost, it may come back: RankLost where it has not in FULL seconds.
     """
-    from ray.util import placement_group, remove_placement_group
-
-    refuse_beyond(bundles, patience=patience)
-    group = placement_group([dict(bundle) for bundle in bundles], strategy="SPREAD")
-    if not group.wait(FULL):
-        free = _said(ray_module().available_resources())
-        remove_placement_group(group)
-        raise EngineError(
-            f"runtime: ray: {_asked(bundles)} asked for, {free} free after {FULL:.0f} s; wait for other "
-            "work to end, or ask for less"
-        )
-    return group
-
-
-def refuse_beyond(bundles: Sequence[Bundle], *, patience: float = 0.0) -> None:
-    """Raise ConfigError where the cluster, after `patience` seconds, is too small for these bundles."""
-    end = time.monotonic() + patience
-    while (lacking := _lacking(bundles)) and time.monotonic() < end:
+    end = time.monotonic() + FULL
+    while again and _lacking(bundles) and time.monotonic() < end:
         time.sleep(0.2)
-    if lacking:
-        raise ConfigError(
+    if lacking := _lacking(bundles):
+        raise (RankLost if again else ConfigError)(
             f"runtime: ray: {_asked(bundles)} asked for, {lacking}; lower nproc, nnodes, "
             "ray.cpus_per_worker or ray.gpus_per_worker, or join a larger cluster (ray.address)"
         )
+
+
+def reserved(bundles: Sequence[Bundle], *, again: bool = False) -> Any:
+    """A placement group of these bundles, on as many machines as there are, waited for up to FULL seconds.
+
+    Raises EngineError where others hold what is asked for, ConfigError at once where the cluster is too
+    small; `again`, after something was lost, RankLost instead of both: it may come back.
+    """
+    from ray.util import placement_group, remove_placement_group
+
+    end = time.monotonic() + FULL
+    while again and _lacking(bundles) and time.monotonic() < end:
+        time.sleep(0.2)
+    if not again:
+        refuse_more(bundles)
+    group = placement_group([dict(bundle) for bundle in bundles], strategy="SPREAD")
+    try:
+        while not group.wait(0.5):  # in turns: a signal is heard between them
+            if time.monotonic() > end:
+                free = _said(ray_module().available_resources())
+                kind = RankLost if again else EngineError
+                raise kind(
+                    f"runtime: ray: {_asked(bundles)} asked for, {free} free after {FULL:.0f} s; wait for "
+                    "other work to end or lost machines to return, or ask for less"
+                )
+    except BaseException:
+        remove_placement_group(group)
+        raise
+    return group
 
 
 def _lacking(bundles: Sequence[Bundle]) -> str:
@@ -149,7 +178,7 @@ def _sum(bundles: Sequence[Bundle]) -> dict[str, float]:
 
 
 def _asked(bundles: Sequence[Bundle]) -> str:
-    return f"{_said(_sum(bundles))} on {len(bundles)} machine(s)"
+    return f"{len(bundles)} x ({_said(bundles[0])})"
 
 
 def _said(resources: Bundle) -> str:

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from rein.errors import ConfigError, RankLost, ReinError
+from torch._C._distributed_c10d import TCPStore
+
+from rein.errors import ConfigError, OutOfMemory, RankLost, ReinError
 from rein.runtime import ranks as ranks_module
 from rein.runtime.cluster import ray_module, reserved
-from rein.runtime.launch import GRACE, PATIENCE, is_of_ranks
+from rein.runtime.launch import GRACE, is_of_ranks, meet
 from rein.runtime.ranks import OWN, Made, Objects, Ranks
 from rein.types import Experience
 
@@ -47,11 +49,7 @@ class Worker:
 
     def join(self, rank: int, ranks: int, address: tuple[str, int]) -> None:
         """Meet the others."""
-        import torch.distributed as dist
-        from torch._C._distributed_c10d import TCPStore
-
-        store = TCPStore(*address, ranks, is_master=rank == 0, wait_for_workers=False)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
+        meet(TCPStore(*address, ranks, is_master=rank == 0, wait_for_workers=False), rank, ranks)
         self.objects = Objects(Ranks())
         ranks_module.in_crew = True
 
@@ -89,10 +87,14 @@ class Crew:
         first, ranks = self._answer(entered), len(self.workers)
         self._answer([worker.join.remote(rank, ranks, first) for rank, worker in enumerate(self.workers)])
 
-    def make(self, told: Made) -> None:
+    def begin_making(self, told: Made) -> list[Any]:
         given = [self.shelf.placed(value) for value in told.given]
         words = told.name, told.make, told.of, told.options, *given
-        self._answer([worker.make.remote(*words) for worker in self.workers])
+        return [worker.make.remote(*words) for worker in self.workers]
+
+    def made(self, promises: list[Any]) -> None:
+        """Wait for what was begun."""
+        self._answer(promises)
 
     def begin(self, name: str, method: str, *given: Any, **options: Any) -> Asked:
         """Ask, and go on."""
@@ -101,8 +103,12 @@ class Crew:
         return Asked(f"{name}.{method}", promises)
 
     def send(self, name: str, method: str, *given: Any, **options: Any) -> None:
-        """Ask what has no answer; a failure is raised by the next answer that is waited for."""
-        self._loose.append(self.begin(name, method, *given, **options))
+        """Ask what has no answer."""
+        self.leave(self.begin(name, method, *given, **options))
+
+    def leave(self, asked: Asked) -> None:
+        """Its answer is not wanted; a failure is raised by the next answer that is waited for."""
+        self._loose.append(asked)
 
     def answer(self, asked: Asked) -> Any:
         """Wait for it. Raises what a worker raised, RankLost where one has ended."""
@@ -135,7 +141,12 @@ class Crew:
                     if not is_of_ranks(cause):
                         raise cause from error
                     odd, end = cause, min(end, time.monotonic() + GRACE)
-                except ray.exceptions.RayError as error:
+                except ray.exceptions.OutOfMemoryError as error:
+                    raise OutOfMemory(
+                        f"worker {promises.index(answer)}{self._whose}: ended for want of memory; lower the "
+                        "token budget, or give workers more"
+                    ) from error
+                except _gone(ray) as error:
                     raise self._lost(promises.index(answer), error) from error
         if odd is not None:
             raise self._lost(None, odd) from odd
@@ -148,12 +159,20 @@ class Crew:
                 f"runtime: ray: a worker cannot begin ({what}); every machine needs the same Python and rein"
             )
         who = "a worker" if rank is None else f"worker {rank}"
-        whose = f" of the {self.name}" if self.name else ""
-        memory = " for want of memory" if "OutOfMemory" in type(error).__name__ else ""
         return RankLost(
-            f"{who}{whose} ended{memory} amid the run; the same command goes on from the newest "
-            "snapshot, if any"
+            f"{who}{self._whose} ended amid the run; the same command goes on from the newest snapshot, "
+            "if any"
         )
+
+    @property
+    def _whose(self) -> str:
+        return f" of the {self.name}" if self.name else ""
+
+
+def _gone(ray: Any) -> tuple[type[Exception], ...]:
+    """What Ray raises of a worker, a machine or an answer that is no more."""
+    found = ray.exceptions
+    return found.RayActorError, found.NodeDiedError, found.ObjectLostError, found.LocalRayletDiedError
 
 
 class Shelf:
@@ -196,6 +215,11 @@ def current() -> Crews | None:
     return _current[-1] if _current else None
 
 
+def bundles(crews: int, nproc: int, nnodes: int, worker: Mapping[str, float]) -> list[Mapping[str, float]]:
+    """What so many crews ask for: of each machine what its workers need."""
+    return [{name: nproc * count for name, count in worker.items() if count}] * (nnodes * crews)
+
+
 @contextmanager
 def led(
     names: Sequence[str],  # a crew for each role; one of "" has all roles
@@ -204,7 +228,7 @@ def led(
     nnodes: int,
     worker: Mapping[str, float],  # what each asks for: {"CPU": 1.0}
     prepare: tuple[Callable[..., Any], Any],  # called on each with its rank's mesh and this
-    patience: float = 0.0,
+    again: bool = False,  # after one of them was lost
 ) -> Iterator[Crews]:
     """Inside, this process leads crews of nproc workers on each of nnodes machines; they end with it.
 
@@ -213,8 +237,7 @@ def led(
     from ray.util import remove_placement_group
 
     ray = ray_module()
-    bundle = {name: nproc * count for name, count in worker.items() if count}
-    placed = reserved([bundle] * (nnodes * len(names)), patience=patience)
+    placed = reserved(bundles(len(names), nproc, nnodes, worker), again=again)
     workers: list[Any] = []
     shelf = Shelf()
     try:
@@ -228,16 +251,15 @@ def led(
         entered = [(crew, crew.enter(os.getcwd())) for crew in crews.values()]
         for crew, asked in entered:
             crew.meet(asked)
-            crew.make(Made("process", prepare[0], OWN, (prepare[1],), {}))
+            crew.made(crew.begin_making(Made("process", prepare[0], OWN, (prepare[1],), {})))
         found = Crews(crews, nproc * nnodes)
         _current.append(found)
         yield found
     finally:
         _current.clear()
-        with suppress(Exception):  # of a cluster that is gone
-            for one in workers:
-                ray.kill(one)
-            remove_placement_group(placed)
+        for end, thing in [*((ray.kill, one) for one in workers), (remove_placement_group, placed)]:
+            with suppress(Exception):  # of a cluster that is gone
+                end(thing)
 
 
 def _hired(ray: Any, placed: Any, bundle: int, worker: Mapping[str, float]) -> Any:

@@ -12,7 +12,13 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 
 def shard(
@@ -22,16 +28,18 @@ def shard(
     *,
     param_dtype: torch.dtype | None = None,  # of a block's computing; None: the parameters'
     prefetch: int = 1,  # blocks gathered ahead of the one that computes
+    offload: bool = False,  # what is cut waits in the CPU's memory
 ) -> None:
     """Cut `whole` over the ranks in place; every block is gathered when it computes and let go after."""
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = init_device_mesh(next(whole.parameters()).device.type, (ranks,))
+    policy = CPUOffloadPolicy() if offload else OffloadPolicy()
     reduce = None if _dtype(whole) == torch.float64 else torch.float32
     plain = MixedPrecisionPolicy(reduce_dtype=reduce)
     mixed = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce)
     # Also the root lets its parameters go after a pass: between passes a module's are always the cut ones.
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=mixed, reshard_after_forward=True)
-    fully_shard(whole, mesh=mesh, mp_policy=plain, reshard_after_forward=True)
+        fully_shard(block, mesh=mesh, mp_policy=mixed, offload_policy=policy, reshard_after_forward=True)
+    fully_shard(whole, mesh=mesh, mp_policy=plain, offload_policy=policy, reshard_after_forward=True)
     for module in whole.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

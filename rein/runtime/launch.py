@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
@@ -50,7 +51,7 @@ def launched(nproc: int, nnodes: int = 1) -> Iterator[None]:
         _compare(nproc, nnodes)
         with _lost([]):
             if not dist.is_initialized():
-                _join()
+                meet()
             yield
     elif nnodes > 1:
         raise ConfigError(
@@ -72,7 +73,7 @@ def _beside(nproc: int) -> Iterator[None]:
             others += [_start(rank, nproc, store.port) for rank in range(1, nproc)]
             threading.Thread(target=_watch, args=(others, over), daemon=True).start()
             _await(store, others)
-            _join(store, 0, nproc)
+            meet(store, 0, nproc)
             yield
             over.set()
             Ranks().tell(None)
@@ -143,8 +144,11 @@ def _watch(others: Others, over: threading.Event) -> None:
             return
 
 
-def _join(store: Store | None = None, rank: int = -1, ranks: int = -1) -> None:
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
+def meet(store: Store | None = None, rank: int = -1, ranks: int = -1) -> None:
+    """Become a rank of the group of all, by what torchrun says or by a store."""
+    # A tensor is exchanged by the backend of where it lies, and what is told by the CPU's.
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
 
 
 def _leave() -> None:
@@ -177,7 +181,7 @@ def is_of_ranks(error: BaseException) -> bool:
     """Whether an error only says that another rank is gone."""
     if isinstance(error, ReinError | BrokenPipeError):
         return False
-    words = ("Connection closed by peer", "Connection reset", "gloo", "Broken pipe", "TCPStore")
+    words = ("Connection closed by peer", "Connection reset", "gloo", "NCCL", "Broken pipe", "TCPStore")
     kinds = isinstance(error, dist.DistError | ConnectionError | _NotThere)
     return kinds or any(word in str(error) for word in words)
 
@@ -189,7 +193,7 @@ def _ended(code: int) -> str:
 def dismiss() -> None:
     """Under torchrun, at the very end of rank 0's command: the others have nothing more to do."""
     if not dist.is_initialized():
-        _join()
+        meet()
     Ranks().tell(None)
     _leave()
 
@@ -206,12 +210,12 @@ def follow() -> int:
     rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
     try:
         if leader is None:
-            _join()
+            meet()
         else:
             address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = TCPStore(*address, int(ranks), is_master=False)
             store.add(HERE, 1)
-            _join(store, int(rank), int(ranks))
+            meet(store, int(rank), int(ranks))
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Ranks().follow()
     except Exception as error:

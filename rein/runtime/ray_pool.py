@@ -18,7 +18,7 @@ from typing import Any
 
 from rein.errors import EngineError, RankLost
 from rein.protocols import Found, Piece, Tell
-from rein.runtime.cluster import FULL, joined, ray_module, refuse_beyond
+from rein.runtime.cluster import FULL, joined, ray_module, refuse_more
 
 RESTARTS = 3  # of each worker, and tries again of a piece, before the stage ends
 NUMBER, WORK, FOUND, ERROR = "number", "work", "found", "error"  # columns of what travels
@@ -35,10 +35,10 @@ class RayPool:
         cpus: float,
         gpus: float,
         address: str | None,
-        patience: float = 0.0,  # seconds that room for them is waited for
+        again: bool = False,  # something was lost and may come back
     ) -> None:
         self.workers, self.cpus, self.gpus = workers, cpus, gpus
-        self.address, self.patience = address, patience
+        self.address, self.again = address, again
 
     def map(
         self, make: Make[Piece, Found], pieces: Sequence[Piece], tell: Tell
@@ -50,7 +50,7 @@ class RayPool:
             return
         with joined(self.address):
             bundles = [{"CPU": self.cpus, "GPU": self.gpus}] * self.workers
-            refuse_beyond(bundles, patience=self.patience)
+            refuse_more(bundles, again=self.again)
             with closing(self._found(make, pieces)) as rows:
                 for row in rows:
                     if row[ERROR]:

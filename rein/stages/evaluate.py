@@ -24,6 +24,7 @@ from rein.engines.hf import HfEngine
 from rein.errors import DataError
 from rein.functional.statistics import RESAMPLES, paired_bootstrap, pass_at_k, wilson
 from rein.models.actor import load_actor
+from rein.models.place import loading
 from rein.protocols import Reward
 from rein.rewards import build, uses_model
 from rein.runtime.memory import free_models
@@ -60,7 +61,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Compare evaluate.before with evaluate.after by evaluate.reward."""
     folder, specs = paths.stage_dir(recipe, "evaluate"), recipe.evaluate.reward or recipe.score.reward
     needed = uses_model(specs)
-    scorer = open_scorer(paths.reward_model(recipe), paths.cache_dir(recipe)) if needed else None
+    scorer = open_scorer(recipe) if needed else None
     reward = build(specs, scorer=scorer)
     for note in reward.notes:
         console.say(note)
@@ -128,9 +129,7 @@ def _answers(
     """
     evaluate = recipe.evaluate
     where = f"evaluate.{name}"
-    actor = load_actor(
-        path, dtype=recipe.model.dtype, trust_remote_code=recipe.model.trust_remote_code, where=where
-    )
+    actor = load_actor(path, where=where, **loading(recipe.model))
     encoder = encoder_of(actor, recipe)
     marks[name] = compared(encoder, console, path)
     with rejects_kept(paths.stage_dir(recipe, "evaluate") / "rejects.jsonl"):

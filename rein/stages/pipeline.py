@@ -50,7 +50,7 @@ COMPARED = ("before", "after", "lift", "lift_ci95")
 def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """The recipe's stages, then summary.json; returns the summary."""
     preflight(recipe, recipe.stages)
-    with held(Path(recipe.out)), clustered(recipe):
+    with held(Path(recipe.out)), clustered(recipe, [stage for stage in recipe.stages if stage in ON_RANKS]):
         return _run(recipe, console)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rein.config.recipe import Recipe
 from rein.learner import RemoteLearner
+from rein.models.reference import Reference
 from rein.runtime.crews import Crew, Crews
 from rein.runtime.memory import free_models
 from rein.runtime.ranks import OWN, Made
@@ -35,22 +36,34 @@ class RemoteTeam(Team):
     """The crews that hold the models of a stage, by their roles."""
 
     def __init__(
-        self, recipe: Recipe, crews: Crews, models: Mapping[str, Any], reopen: Reopen, *, refers: bool
+        self,
+        recipe: Recipe,
+        crews: Crews,
+        models: Mapping[str, Any],
+        reopen: Reopen,
+        reference: Reference | None,
     ) -> None:
-        super().__init__(recipe, RemoteMesh(crews.ranks), models)
+        super().__init__(recipe, RemoteMesh(crews.ranks), models, reference)
         self.crews = crews
-        for model in models.values():
+        for model in [*models.values(), *([reference.actor] if reference else [])]:
             model.model.to("meta")  # its sizes are looked at, its weights are the workers'
         free_models()
-        for crew in crews.all:
-            roles = crews.roles_of(crew)
-            crew.make(Made("team", join, OWN, (recipe, reopen, refers, roles, crew.name), {}))
+        refers = reference is not None
+        self._make(
+            crews.all,
+            lambda c: Made("team", join, OWN, (recipe, reopen, refers, crews.roles_of(c), c.name), {}),
+        )
+
+    def _make(self, crews: Sequence[Crew], told: Callable[[Crew], Made]) -> None:
+        """On all at once."""
+        begun = [(crew, crew.begin_making(told(crew))) for crew in crews]
+        for crew, promises in begun:
+            crew.made(promises)
 
     def made(self, name: str, make: Callable[..., T], *given: Any, **options: Any) -> T:
         """What stands for it here, made by every worker that has the models for it."""
         crews = self.crews.all if name in ("learner", "passes", "files") else [self.crews.of("actor")]
-        for crew in crews:
-            crew.make(Made(name, make, "team", given, options))
+        self._make(crews, lambda _: Made(name, make, "team", given, options))
         if name == "learner":
             kept = ("kl_coef_in_loss", "kl_coef_in_reward", "longest_group")
             roles = [role for role in ("critic", "actor") if role in self.models]
@@ -87,8 +100,7 @@ class RemoteTeam(Team):
         """The tensors of a snapshot: each worker its part, this process the batch's."""
         kept = {name: tensor for name, tensor in tensors.items() if name.startswith(KEPT)}
         _ = self.files
-        begun = [(crew, crew.begin("files", "write", draft)) for crew in self.crews.all]
-        shards = [shard for crew, asked in begun for shard in crew.answer(asked)]
+        shards = [shard for own in self._all("write", draft) for shard in own]
         return [*shards, write_shard(draft, "experience.safetensors", kept)] if kept else shards
 
     def restore(self, state: RunState, key: str) -> None:
@@ -97,11 +109,22 @@ class RemoteTeam(Team):
         _ = self.files
         if isinstance(self.learner, RemoteLearner):
             self.learner.drop()
-        begun = [(c, c.begin("files", "restore", state.folder, key)) for c in self.crews.all]
-        for crew, asked in begun:
-            crew.answer(asked)
+        self._all("restore", state.folder, key)
         if isinstance(self.learner, RemoteLearner):
             self.learner.take(state.meta[key])
+
+    def _all(self, method: str, *given: Any) -> list[Any]:
+        """What the files of every crew answer. Raises the first error once all are done."""
+        begun = [(crew, crew.begin("files", method, *given)) for crew in self.crews.all]
+        found, errors = list[Any](), list[Exception]()
+        for crew, asked in begun:
+            try:
+                found.append(crew.answer(asked))
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return found
 
 
 class Remote:

@@ -24,10 +24,10 @@ from rein.data.tokenize import Encoder
 from rein.engines.hf import HfEngine
 from rein.experience import in_micro_batches
 from rein.models.actor import load_actor
-from rein.models.identity import model_key
+from rein.models.place import loading
 from rein.protocols import Tell
 from rein.runtime.seeding import derive
-from rein.stages.shards import Shards, cut
+from rein.stages.shards import Shards, cut, key_of
 from rein.stages.tokens import FACT, compared, encoder_in
 from rein.tracking.console import Console
 from rein.types import Completion, Prompt, Trajectory
@@ -51,9 +51,7 @@ class Writer:
 
     def __init__(self, recipe: Recipe, policy: str) -> None:
         self.recipe = recipe
-        self.actor = load_actor(
-            policy, dtype=recipe.model.dtype, trust_remote_code=recipe.model.trust_remote_code
-        )
+        self.actor = load_actor(policy, **loading(recipe.model))
         self.engine = HfEngine(
             self.actor.model,
             self.actor.tokenizer,
@@ -151,7 +149,7 @@ def _answered(
         partial(Writer, recipe, policy),
         pieces_of(prompts, recipe),
         lambda: [
-            model_key(policy, dtype=recipe.model.dtype, device="cpu", where="rollout.path"),
+            key_of(recipe, policy, "rollout.path"),
             recipe.rollout.model_dump(exclude={"files", "path", "max_prompts", "batch_size"}),
             [longest(recipe), seed_of(recipe), recipe.actor.token_budget],
         ],

@@ -43,8 +43,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Score every trajectory of score.files with score.reward."""
     files, folder = paths.score_files(recipe), paths.stage_dir(recipe, "score")
     needed = uses_model(recipe.score.reward)
-    model = paths.reward_model(recipe) if needed else None
-    scorer = open_scorer(model, paths.cache_dir(recipe)) if model is not None else None
+    scorer = open_scorer(recipe) if needed else None
     mix = build(recipe.score.reward, scorer=scorer)
     for note in mix.notes:
         console.say(note)
@@ -55,7 +54,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     for note in loaded.notes:
         console.say(f"data: {note}")
     shards = Shards(recipe, console, "score")
-    by_part = scores_of(shards, recipe.score.reward, loaded.rows, scorer, model)
+    by_part = scores_of(shards, loaded.rows, scorer)
     rows: list[Trajectory] = []
     rejects = list(loaded.rejects)
     for index, (row, score) in enumerate(zip(loaded.rows, mix.total(by_part), strict=True)):

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from rein.config.recipe import RewardSpec
-from rein.models.identity import model_key
+from rein.config import paths
+from rein.config.recipe import Recipe, RewardSpec
+from rein.models.place import place_of
 from rein.models.reward_model import load_reward_model
 from rein.protocols import Tell
 from rein.rewards import REWARDS, build, uses_model
@@ -53,8 +54,9 @@ class Judge:
 class Model:
     """Worker: asks the reward model, in the batches that the first part which uses it makes."""
 
-    def __init__(self, spec: RewardSpec, path: str) -> None:
-        self.spec, self.model = spec, load_reward_model(path, dtype=DTYPE)
+    def __init__(self, recipe: Recipe, spec: RewardSpec) -> None:
+        self.spec = spec
+        self.model = load_reward_model(paths.reward_model(recipe), dtype=DTYPE, place=place_of(recipe.model))
 
     def __call__(self, piece: Rows, tell: Tell) -> pa.Table:
         asked = Asked(self.model, frozenset(piece.keys))
@@ -63,18 +65,12 @@ class Model:
         return pa.table({"row_key": list(asked.found), "score": list(asked.found.values())})
 
 
-def scores_of(
-    shards: Shards,
-    specs: Sequence[RewardSpec],
-    rows: Sequence[Trajectory],
-    scorer: CachedScorer | None,
-    path: str | None,  # of the reward model
-) -> Scores:
+def scores_of(shards: Shards, rows: Sequence[Trajectory], scorer: CachedScorer | None) -> Scores:
     """What each part says of each row, by the part's name."""
-    size = shards.recipe.ray.shard_rows
+    size, specs = shards.recipe.ray.shard_rows, shards.recipe.score.reward
     known: Mapping[str, float] = {}
-    if scorer is not None and path is not None:
-        known = _model_scores(shards, specs, cut(rows, size), scorer, path)
+    if scorer is not None:
+        known = _model_scores(shards, cut(rows, size), scorer)
     parts = build(specs, scorer=Told(known)).parts
     local = {part.name for part, spec in zip(parts, specs, strict=True) if uses_model([spec])}
     names = [part.name for part in parts if part.name not in local]
@@ -92,11 +88,7 @@ def scores_of(
 
 
 def _model_scores(
-    shards: Shards,
-    specs: Sequence[RewardSpec],
-    chunks: Sequence[Sequence[Trajectory]],
-    scorer: CachedScorer,
-    path: str,
+    shards: Shards, chunks: Sequence[Sequence[Trajectory]], scorer: CachedScorer
 ) -> dict[str, float]:
     """The model's score of every row, by row_key; the cache keeps what is new."""
     known: dict[str, float] = {}
@@ -107,12 +99,12 @@ def _model_scores(
         if new := set(keys) - known.keys():
             claimed |= new
             pieces.append(Rows(rows, sorted(new)))
-    first = next(spec for spec in specs if uses_model([spec]))
+    first = next(spec for spec in shards.recipe.score.reward if uses_model([spec]))
     for _, table in shards.map(
         "reward model",
-        partial(Model, first, path),
+        partial(Model, shards.recipe, first),
         pieces,
-        lambda: [_said(first), model_key(path, dtype=DTYPE, device="cpu", where="score.path")],
+        lambda: [_said(first), scorer.cache.key],
         lambda piece: [*(_ids(row) for row in piece.rows), *(key.encode() for key in piece.keys)],
     ):
         found = dict(zip(table.column("row_key").to_pylist(), table.column("score").to_pylist(), strict=True))

@@ -111,7 +111,6 @@ class Shards:
     def _pool(self, *, again: bool) -> Pool:
         if not self.kept:
             return OneProcess()
-        from rein.runtime.cluster import FULL
         from rein.runtime.ray_pool import RayPool
 
         recipe, ray = self.recipe, self.recipe.ray
@@ -120,7 +119,7 @@ class Shards:
             cpus=ray.cpus_per_worker,
             gpus=ray.gpus_per_worker,
             address=ray.address,
-            patience=FULL if again else 0.0,
+            again=again,
         )
 
 
@@ -139,6 +138,14 @@ class _Prepared:
 def cut(rows: Sequence[Any], size: int) -> list[Sequence[Any]]:
     """The rows in their order, `size` at a time."""
     return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+
+
+def key_of(recipe: Recipe, path: str, where: str) -> dict[str, str]:
+    """Which numbers the model of a folder gives."""
+    from rein.models.identity import model_key  # imports torch
+    from rein.models.place import place_of
+
+    return model_key(path, dtype=recipe.model.dtype, device=place_of(recipe.model).numbers, where=where)
 
 
 def content_of(row: Trajectory) -> bytes:

@@ -25,6 +25,7 @@ from rein.learner import Learner
 from rein.models.actor import Actor
 from rein.models.critic import Critic
 from rein.models.load import trunk_of
+from rein.models.place import CPU, place_of
 from rein.models.precision import refresh_copies
 from rein.models.reference import Reference
 from rein.models.save import give_whole
@@ -49,6 +50,10 @@ TOGETHER = {  # of each object, the calls that every rank makes
     "files": ("save", "write", "restore"),
 }
 ROLES = {"actor", "critic"}
+NOT_OF_LOADING = {
+    *("path", "logits_chunk", "use_torch_compile"),
+    *("device", "attn_implementation", "use_liger"),  # in the place
+}
 KEPT = "experience/"  # begins the names of a snapshot's tensors that are no rank's but the batch's
 
 
@@ -64,7 +69,7 @@ class Team:
         name: str = "",  # where there are several teams
     ) -> None:
         self.recipe, self.mesh, self.models, self.reference = recipe, mesh, models, reference
-        self.name = name
+        self.name, self.alone = name, mesh is SINGLE
         self.share = mesh  # the ranks that have other rows than this one
         self.learner: Any = None  # what is trained by: set where it is made
         if isinstance(mesh, Ranks):
@@ -145,7 +150,7 @@ def team_of(
     if crews is not None:
         from rein.stages.remote_team import RemoteTeam
 
-        return RemoteTeam(recipe, crews, models, reopen, refers=reference is not None)
+        return RemoteTeam(recipe, crews, models, reopen, reference)
     ranks = Ranks()
     ranks.tell(Made("team", join, OWN, (recipe, reopen, reference is not None), {}))
     return Team(recipe, ranks, models, reference)
@@ -167,7 +172,8 @@ def join(
 
 def model_options(recipe: Recipe) -> dict[str, Any]:
     """How models of a recipe are loaded; over ranks FSDP2 casts what `fast` computes in bfloat16."""
-    options = recipe.model.model_dump(exclude={"path", "logits_chunk", "use_torch_compile"})
+    place = CPU if current() is not None else place_of(recipe.model)  # a driver only looks at sizes
+    options = recipe.model.model_dump(exclude=NOT_OF_LOADING) | {"place": place}
     return options | {"precision": "exact"} if shared() else options
 
 
@@ -183,6 +189,7 @@ def _cut(recipe: Recipe, ranks: Ranks, model: Any) -> None:
         ranks.world_size,
         param_dtype=torch.bfloat16 if recipe.model.precision == "fast" else None,
         prefetch=recipe.fsdp.forward_prefetch,
+        offload=recipe.fsdp.offload_policy,
     )
 
 

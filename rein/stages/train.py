@@ -123,8 +123,10 @@ def one_update(
     learner, role = job.learner, update.role
     phase, rows = phase or f"update_{role}", [experience.rows[i] for i in update.rows]
     counts = bool(experience.response_mask[list(update.rows)].any())  # unless guards left all rows out
+    if not rows:  # of an epoch that remedies took
+        return Verdict(), {}
     if role in job.dropped or not counts:  # its schedule advances, so that it ends where the plan does
-        learner.discard(role)
+        learner.discard(role, len(rows))
         return Verdict(), {}
     with job.clock(phase, job.pace.work(role, rows)):
         metrics = within_memory(job, role, partial(learner.backward, update, experience))
@@ -173,7 +175,7 @@ def within_memory(job: Job, role: str | None, work: Callable[[], T]) -> T:
         try:
             return work()
         except Exception as error:
-            if not is_out_of_memory(error) or job.team.mesh.world_size > 1:  # other ranks wait amid a pass
+            if not is_out_of_memory(error) or not job.team.alone:  # other ranks wait amid a pass
                 raise
             if role is not None:
                 job.learner.forget(role)

@@ -1,7 +1,7 @@
 """The token budget of `actor.ppo_max_token_len_per_gpu: auto`: timed once, kept in the run's folder.
 
-Small micro-batches fit a CPU's caches, large ones read the weights less often; which wins depends on the
-model and the machine. Part of stages/train.py.
+Small micro-batches fit a CPU's caches, large ones read the weights less often and fill a GPU; which wins
+depends on the model and the machine. Part of stages/train.py.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rein.types import Trajectory
 
 FILE = "token_budget.json"
 BUDGETS = (512, 1024, 2048, 4096)
+OF_GPU = (4096, 8192, 16384, 32768)
 ENOUGH = 60.0  # seconds after which no other budget is tried
 NEAR = 1.03  # times the quickest: the smallest budget so near is taken, for it needs the least memory
 
@@ -54,16 +55,17 @@ def time_budgets(actor: Actor, rows: Sequence[Trajectory]) -> dict[int, float]:
     """Seconds per token of the actor's forward and backward pass, by budget; weights untouched."""
     some: list[Trajectory] = []
     tokens = 0
+    budgets = BUDGETS if actor.device.type == "cpu" else OF_GPU
     for row in rows:
         more = len(row.prompt_ids) + len(row.response_ids)
-        if some and tokens + more > max(BUDGETS):
+        if some and tokens + more > max(budgets):
             break
         some.append(row)
         tokens += more
     found: dict[int, float] = {}
-    _pass(actor, some[:1], max(BUDGETS))  # what is made once is not timed
+    _pass(actor, some[:1], max(budgets))  # what is made once is not timed
     begin = time.perf_counter()
-    for budget in BUDGETS:
+    for budget in budgets:
         if found and time.perf_counter() - begin > ENOUGH:
             break
         start = time.perf_counter()
@@ -83,6 +85,8 @@ def _pass(actor: Actor, rows: Sequence[Trajectory], budget: int) -> None:
         some = [rows[i] for i in part]
         log_probs, _ = actor.log_probs(some, temperatures(some))
         torch.autograd.backward(log_probs.sum())
+    if actor.device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def quickest(seconds: dict[int, float]) -> int:

@@ -23,6 +23,7 @@ from rein.errors import ConfigError, DataError
 from rein.experience import Passes
 from rein.models.actor import Actor, load_actor
 from rein.models.identity import model_key
+from rein.models.place import loading, place_of
 from rein.protocols import Tokenizer
 from rein.runtime.clock import Clock
 from rein.runtime.memory import free_models
@@ -68,14 +69,7 @@ def recomputed(
     if path is None or recipe.data.behavior != "recomputed":
         return rows
     where = "data.behavior_model"
-    trust = recipe.model.trust_remote_code
-    behavior = load_actor(
-        path,
-        dtype=recipe.model.dtype,
-        precision=recipe.model.precision,
-        trust_remote_code=trust,
-        where=where,
-    )
+    behavior = load_actor(path, precision=recipe.model.precision, where=where, **loading(recipe.model))
     if behavior.tokenizer.get_vocab() != tokenizer.get_vocab():  # type: ignore[attr-defined]
         raise ConfigError(
             f"{where}: {path} has other tokens than the model; give the model that wrote the rows"
@@ -117,7 +111,7 @@ def _said(
     key = model_key(
         model.path,
         dtype=recipe.model.dtype,
-        device=str(model.device.type),
+        device=place_of(recipe.model).numbers,
         where=what,
         precision=precision,
         compiled=recipe.model.use_torch_compile,

@@ -60,7 +60,7 @@ class Job:
         self.team = team
         self.actor, self.critic = actor, critic = team.actor, team.critic
         self.maker, self.probe, self.validator = maker, probe, validator
-        self.clock, self.pace = clock, Pace(clock, actor, critic, alone=team.mesh.world_size == 1)
+        self.clock, self.pace = clock, Pace(clock, actor, critic, alone=team.alone)
         self.folder = paths.stage_dir(recipe, "train")
         self.profiler = Profiler(recipe.trainer.profile, self.folder / "profile")
         clock.marks = self.profiler.phase

@@ -221,7 +221,7 @@ def _validator(
     prompts = prompts[: recipe.trainer.val_prompts]
     scorer = None
     if uses_model([*truth, *proxy]):
-        scorer = open_scorer(paths.reward_model(recipe), paths.cache_dir(recipe))
+        scorer = open_scorer(recipe)
     engine = team.made("engine", make_engine, recipe.rollout.batch_size, recipe.rollout.stop)
     room = recipe.rollout.max_new_tokens or recipe.data.max_response_length
     judges = [build(specs, scorer=scorer) for specs in ([truth] if proxy == truth else [truth, proxy])]

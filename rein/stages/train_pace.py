@@ -47,9 +47,9 @@ class Pace:
         weight = next(actor.model.parameters())
         self.dtype = torch.bfloat16 if is_fast(actor.model) else weight.dtype
         # Of a GPU the rate at best is not known, and CPU seconds say nothing of it.
-        on_cpu = weight.device.type == "cpu"
+        self.on_cpu = weight.device.type == "cpu"
         self.alone = alone  # else CPU seconds are one rank's, and tokens all ranks'
-        self.has_mfu = alone and on_cpu and all(flops.known for flops in self.flops.values())
+        self.has_mfu = alone and self.on_cpu and all(flops.known for flops in self.flops.values())
 
     def work(self, role: str, rows: Sequence[TokenRow]) -> float:
         """Useful FLOPs of an update on these rows."""
@@ -76,6 +76,11 @@ class Pace:
             "perf/throughput": tokens / seconds,
             **({"perf/cpu_seconds_per_token": cpu / tokens} if self.alone else {}),
             "perf/peak_resident_gb": peak_resident_gb(),
+            **(
+                {}
+                if self.on_cpu
+                else {"perf/max_memory_allocated_gb": torch.cuda.max_memory_allocated() / 2**30}
+            ),
             **{f"perf/mfu/{role}": share for role, share in self._mfu(lap).items()},
         }
 

@@ -30,6 +30,8 @@ READ: list[tuple[str, str, str, Any]] = [
     ("actor.clip_ratio_c", "10.0", "actor.clip_ratio_c", 10.0),
     ("actor.use_kl_loss", "False", "actor.use_kl_loss", False),
     ("actor.use_torch_compile", "True", "model.use_torch_compile", True),
+    ("model.use_liger", "True", "model.use_liger", True),
+    ("trainer.device", "cuda", "model.device", "cuda"),
     ("actor.kl_loss_coef", "0.001", "actor.kl_loss_coef", 0.001),
     ("actor.kl_loss_type", "low_var_kl", "actor.kl_loss_type", "low_var_kl"),
     ("actor.entropy_coeff", "0.01", "actor.entropy_coeff", 0.01),
@@ -125,9 +127,11 @@ REFUSED = [
     ("data.prompt_key", "question", "prompt column"),
 ]
 ELSEWHERE = [
-    ("actor.fsdp_config.offload_policy", "true", "the rest is not built yet"),
+    ("actor.fsdp_config.offload_policy", "true", "true, but nothing is cut"),
+    ("actor.fsdp_config.param_offload", "true", "follows fsdp.offload_policy (false)"),
+    ("actor.fsdp_config.fsdp_size", "8", "the rest is not built yet"),
     ("actor.fsdp_config.forward_prefetch", "true", "fsdp.forward_prefetch"),
-    ("critic.model.fsdp_config.param_offload", "true", "the rest is not built yet"),
+    ("critic.model.fsdp_config.param_offload", "true", "follows fsdp.offload_policy (false)"),
     ("trainer.nnodes", "2", "write runtime=fsdp"),
     ("trainer.n_gpus_per_node", "8", "write runtime=fsdp"),
     ("actor.ulysses_sequence_parallel_size", "2", "does not divide 1 processes"),
