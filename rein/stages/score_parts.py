@@ -26,6 +26,9 @@ from rein.stages.shards import Shards, content_of, cut
 from rein.tables import lookup
 from rein.types import TokenRow, Trajectory
 
+TOGETHER = (
+    256  # rows of a piece for the reward model, in every runtime: what shares a batch decides last digits
+)
 Scores = dict[str, list[float | None]]
 
 
@@ -67,10 +70,10 @@ class Model:
 
 def scores_of(shards: Shards, rows: Sequence[Trajectory], scorer: CachedScorer | None) -> Scores:
     """What each part says of each row, by the part's name."""
-    size, specs = shards.recipe.ray.shard_rows, shards.recipe.score.reward
+    specs = shards.recipe.score.reward
     known: Mapping[str, float] = {}
     if scorer is not None:
-        known = _model_scores(shards, cut(rows, size), scorer)
+        known = _model_scores(shards, cut(rows, TOGETHER), scorer)
     parts = build(specs, scorer=Told(known)).parts
     local = {part.name for part, spec in zip(parts, specs, strict=True) if uses_model([spec])}
     names = [part.name for part in parts if part.name not in local]
@@ -79,7 +82,7 @@ def scores_of(shards: Shards, rows: Sequence[Trajectory], scorer: CachedScorer |
         tables = shards.tables(
             "score",
             partial(Judge, specs, names),
-            cut(rows, size),
+            cut(rows, shards.recipe.ray.shard_rows),
             lambda: [[_said(spec) for spec in specs], names],
             lambda some: [content_of(row) for row in some],
         )
