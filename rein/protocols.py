@@ -6,14 +6,18 @@ outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rein.types import Completion, Metrics, Prompt, TokenRow, Trajectory, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+Piece = TypeVar("Piece", bound=Sized)  # of work; as long as it has steps of progress
+Found = TypeVar("Found")
+Tell = Callable[[int], None]  # told of steps done
 
 
 class Tokenizer(Protocol):
@@ -106,7 +110,8 @@ class RolloutEngine(Protocol):
         top_p: float,
         max_new_tokens: int,
         seed: int,
-        advance: Callable[[int], None] | None = None,  # told of each batch of prompts done
+        advance: Tell | None = None,  # told of each batch of prompts done
+        places: Sequence[int] | None = None,  # of the prompts among all: answers are drawn by them
     ) -> list[list[Completion]]: ...
 
 
@@ -145,4 +150,17 @@ class Mesh(Protocol):
 
     def add(self, tensor: Tensor) -> Tensor:
         """The same of a tensor, in place."""
+        ...
+
+
+class Pool(Protocol):
+    """Workers that do pieces of work, each with what it opened once: one here, many under Ray."""
+
+    def map(
+        self,
+        make: Callable[[], Callable[[Piece, Tell], Found]],  # called by each worker, which keeps what it gets
+        pieces: Sequence[Piece],
+        tell: Tell,
+    ) -> Generator[tuple[int, Found]]:
+        """What was found of each piece, with the piece's index, in the order that they are done."""
         ...

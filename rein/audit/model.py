@@ -55,13 +55,17 @@ def sample_of(rows: Sequence[Trajectory], size: int = SAMPLE) -> list[Trajectory
 def facts(actor: Actor, rows: Sequence[Trajectory], budget: int) -> dict[str, Any]:
     """Of at most SAMPLE of the rows; `budget`: tokens of a micro-batch."""
     rows = sample_of(rows)
-    read = _read(actor, rows, budget)
+    return facts_of(actor.path, rows, read_of(actor, rows, budget))
+
+
+def facts_of(path: str, rows: Sequence[Trajectory], read: Read) -> dict[str, Any]:
+    """The numbers of what the model in `path` says of these rows."""
     numbers: dict[str, int] = {}
     alike = torch.tensor([numbers.setdefault(row.key, len(numbers)) for row in rows])  # copies say it once
     mean, interval = _per_row(read.surprise, alike[read.row], len(numbers))
     nll = -read.log_probs.mean().item()
     found: dict[str, Any] = {
-        "path": actor.path,
+        "path": path,
         "rows": len(rows),
         "tokens": len(read.row),
         "nll": nll,
@@ -81,7 +85,9 @@ def facts(actor: Actor, rows: Sequence[Trajectory], budget: int) -> dict[str, An
 
 
 @torch.no_grad()
-def _read(actor: Actor, rows: Sequence[Trajectory], budget: int) -> Read:
+def read_of(actor: Actor, rows: Sequence[Trajectory], budget: int) -> Read:
+    """What the model says of every counted token of these rows."""
+
     def compute(logits: Tensor, ids: Tensor, temperature: Tensor) -> Tensor:
         own = [log_probs_of(logits, ids, temperature), surprise(logits, ids, temperature)]
         own.append(above(logits, ids, temperature))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +19,10 @@ from rein.data.parquet import columns_of
 from rein.data.schemas import kind_of
 from rein.data.split import prompt_key
 from rein.data.tokenize import Encoder
-from rein.models.actor import Actor, load_actor
-from rein.models.place import loading
+from rein.models.actor import Actor
 from rein.types import Trajectory
+
+Says = Callable[[Sequence[Trajectory]], Mapping[str, Any]]  # of rows -> audit.model.facts
 
 
 class Audited(NamedTuple):
@@ -34,6 +35,11 @@ class Audited(NamedTuple):
 
 def audit(recipe: Recipe, files: Sequence[str | Path], actor: Actor, encoder: Encoder) -> Audited:
     """Of trajectories or preferences; raises DataError for files the loader refuses."""
+    return audit_by(recipe, files, encoder, lambda rows: facts(actor, rows, recipe.actor.token_budget))
+
+
+def audit_by(recipe: Recipe, files: Sequence[str | Path], encoder: Encoder, says: Says) -> Audited:
+    """The same, with what a model says of the rows however it is found."""
     kind = kind_of(columns_of(sources(files)[0]))
     rows: list[Trajectory] = []
     if kind in ("trajectories", "preferences"):
@@ -41,20 +47,8 @@ def audit(recipe: Recipe, files: Sequence[str | Path], actor: Actor, encoder: En
     others = evaluation_files(recipe)
     asked = {prompt_key(prompt.prompt_ids) for prompt in _prompts(recipe, others, encoder)}
     evidence = evidence_of(kind, rows, evaluation=asked, evaluation_files=others)
-    model = facts(actor, rows, recipe.actor.token_budget) if rows else None
+    model = says(rows) if rows else None
     return Audited(evidence, model, judge(evidence, model, recomputed=recipe.data.behavior == "recomputed"))
-
-
-def audit_with(recipe: Recipe, files: Sequence[str | Path], path: str) -> Audited:
-    """`audit` with the model in this folder."""
-    actor = load_actor(path, **loading(recipe.model))
-    encoder = Encoder(
-        actor.tokenizer,
-        apply_chat_template=recipe.data.apply_chat_template,
-        stop_ids=set(actor.stop_ids),
-        vocab_size=actor.vocabulary,
-    )
-    return audit(recipe, files, actor, encoder)
 
 
 def evaluation_files(recipe: Recipe) -> list[str]:

@@ -26,6 +26,7 @@ from rein.data.tokenize import Encoder
 from rein.errors import ConfigError, DataError
 from rein.report.audit import lines, render, sections
 from rein.report.section import Facts
+from rein.stages.shards import Shards
 from rein.tracking.console import Console
 
 Keys = tuple[str, str]  # of a demonstration's prompt and response
@@ -55,12 +56,14 @@ def run(
             passed=lambda rows: advance(rows),
         )
     write_rejects(folder / "rejects.jsonl", rejects)
-    facts |= _judged(recipe, files, facts)
+    shards = Shards(recipe, console, "audit")
+    facts |= _judged(recipe, files, facts, shards)
     _write(facts, folder, console)
+    shards.done()
     return facts
 
 
-def _judged(recipe: Recipe, files: Files, facts: Facts) -> dict[str, Any]:
+def _judged(recipe: Recipe, files: Files, facts: Facts, shards: Shards) -> dict[str, Any]:
     """What the model of model.path says of the rows, where there is one, and what follows.
 
     Files that training refuses are a finding here, no error.
@@ -70,11 +73,11 @@ def _judged(recipe: Recipe, files: Files, facts: Facts) -> dict[str, Any]:
     answers = facts["kind"] in ("trajectories", "preferences") and facts["rows"]["usable"]
     if recipe.model.path is None or not answers:
         return {"verdict": verdict.as_json()}
-    from rein.audit.whole import audit_with  # imports torch
+    from rein.commands.audit_model import audited  # imports torch
 
     names = [files] if isinstance(files, str | Path) else list(files)
     try:
-        found = audit_with(recipe, names, recipe.model.path)
+        found = audited(recipe, names, recipe.model.path, shards)
     except DataError as error:
         refused = Reason("refused", "stop", f"training refuses the data: {error}")
         return {"verdict": verdict._replace(decision="stop", reasons=[refused, *verdict.reasons]).as_json()}

@@ -86,6 +86,7 @@ class Ray(Section):
     address: str | None = None  # of a cluster to join (auto: the one here); default: one is started here
     cpus_per_worker: Annotated[float, Field(ge=0.01, le=MOST)] = 1.0
     gpus_per_worker: Rate = 0.0
+    shard_rows: Positive = 256  # of rollout and score: what a worker of a pool does at once, and is kept
 
 
 class Data(Section):

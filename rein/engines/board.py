@@ -27,6 +27,7 @@ class Ask:
     sample: int
     prompt_ids: np.ndarray
     room: int  # its longest length, in tokens
+    place: int | None = None  # of the prompt among all, which decides what is drawn; default: `prompt`
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class Board:
         self.asks[place] = ask
         self.rooms[place], self.written[place], self.stopped[place] = ask.room, 0, False
         if self.manner.temperature > 0:
-            self.draws[place, : ask.room] = uniforms(self.manner.seed, ask.prompt, ask.sample, ask.room)
+            among = ask.prompt if ask.place is None else ask.place
+            self.draws[place, : ask.room] = uniforms(self.manner.seed, among, ask.sample, ask.room)
 
     def write(self, places: np.ndarray, logits: Tensor) -> tuple[Tensor, np.ndarray]:
         """Choose a token for each of `places`: ids, on the logits' device, and which answers end there."""

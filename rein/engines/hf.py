@@ -58,10 +58,12 @@ class HfEngine:
         max_new_tokens: int,
         seed: int,
         advance: Callable[[int], None] | None = None,
+        places: Sequence[int] | None = None,
     ) -> list[list[Completion]]:
         """n completions for each prompt, in the prompts' order; the same seed gives the same answers.
 
-        Raises EngineError when a prompt leaves no room in the model's context.
+        `places`: of the prompts among all, where these are some of them. Raises EngineError when a prompt
+        leaves no room in the model's context.
         """
         if self.before is not None:
             self.before()
@@ -69,7 +71,8 @@ class HfEngine:
         asks = []
         for i in order:
             room = self._room(prompts[i], max_new_tokens)
-            asks += [Ask(i, sample, prompts[i].prompt_ids, room) for sample in range(n)]
+            place = i if places is None else places[i]
+            asks += [Ask(i, sample, prompts[i].prompt_ids, room, place) for sample in range(n)]
         manner = Manner(temperature, top_p, seed, self.stop_ids, self.stop_texts, self.tokenizer)
         answers: list[list[Completion | None]] = [[None] * n for _ in prompts]
         training = self.model.training

@@ -22,8 +22,7 @@ class Gathering(Protocol):
 class RankEngine:
     """Implements protocols.RolloutEngine over ranks that have the same prompts.
 
-    The i-th prompt of a rank's share is told to its engine as the i-th: answers that are drawn differ from
-    those of one process, greedy ones do not.
+    Engines are told of each prompt's place among all, so that what is drawn is what one process draws.
     """
 
     def __init__(
@@ -44,6 +43,7 @@ class RankEngine:
         max_new_tokens: int,
         seed: int,
         advance: Callable[[int], None] | None = None,
+        places: Sequence[int] | None = None,
     ) -> list[list[Completion]]:
         order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i].prompt_ids), i))
         shares = [order[rank :: self.ranks.world_size] for rank in range(self.ranks.world_size)]
@@ -55,7 +55,8 @@ class RankEngine:
                 temperature=temperature,
                 top_p=top_p,
                 max_new_tokens=max_new_tokens,
-                seed=seed + self.ranks.rank,
+                seed=seed,
+                places=[i if places is None else places[i] for i in shares[self.ranks.rank]],
             )
         found: list[list[Completion]] = [[] for _ in prompts]
         for share, answers in zip(shares, self.ranks.gathered(own), strict=True):

@@ -100,6 +100,15 @@ def stop_ids(path: str, tokenizer: Tokenizer) -> list[int]:
     return sorted({*stop_ids_of(Path(path)), *own})
 
 
+def vocabulary_of(path: str) -> int | None:
+    """The ids that a folder's model knows; None where its configuration does not say."""
+    adapter = Path(path) / "adapter_config.json"
+    base = read_json(adapter).get("base_model_name_or_path") if adapter.exists() else path
+    folder = Path(model_folder(str(base), "model.path"))
+    found = read_json(folder / "config.json").get("vocab_size")
+    return found if isinstance(found, int) else None
+
+
 def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 

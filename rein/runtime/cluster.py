@@ -25,6 +25,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else `uv run` uploads the current folder
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # else its core writes to stderr
 }
 OBJECTS = 2**30  # bytes of shared memory for what moves between processes of a cluster started here
 FULL = 60.0  # seconds that a run waits for what others hold, or for a lost machine's replacement
@@ -81,13 +82,15 @@ def _start(ray: Any, address: str | None, folder: str | None) -> None:
     own = {"include_dashboard": False, "object_store_memory": OBJECTS, "_temp_dir": folder}
     former = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            address=address or "local",
-            log_to_driver=False,
-            logging_level="ERROR",
-            configure_logging=False,
-            **({} if address else own),
-        )
+        with _quiet_stderr():
+            ray.init(
+                address=address or "local",
+                log_to_driver=False,
+                logging_level="ERROR",
+                configure_logging=False,
+                **({} if address else own),
+            )
+        ray._private.worker._worker_logs_enabled = False  # it would print what it does about lost workers
     except (OSError, RuntimeError, ValueError) as error:
         what = " ".join(str(error).split())[:200]
         where = f"ray.address: {address} gives no cluster" if address else "runtime: ray does not start"
@@ -97,10 +100,29 @@ def _start(ray: Any, address: str | None, folder: str | None) -> None:
             signal.signal(signal.SIGTERM, former)  # Ray has put its own in its place
 
 
-def refuse_more(bundles: Sequence[Bundle]) -> None:
-    """Raise ConfigError where the cluster as a whole has less than is asked for."""
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Inside, nothing comes on the process's stderr: Ray's core tells there of its own settings."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+def refuse_more(bundles: Sequence[Bundle], *, again: bool = False) -> None:
+    """Raise ConfigError where the cluster as a whole has less than is asked for.
+
+    `again`, after something was lost, it may come back: RankLost where it has not in FULL seconds.
+    """
+    end = time.monotonic() + FULL
+    while again and _lacking(bundles) and time.monotonic() < end:
+        time.sleep(0.2)
     if lacking := _lacking(bundles):
-        raise ConfigError(
+        raise (RankLost if again else ConfigError)(
             f"runtime: ray: {_asked(bundles)} asked for, {lacking}; lower nproc, nnodes, "
             "ray.cpus_per_worker or ray.gpus_per_worker, or join a larger cluster (ray.address)"
         )

@@ -23,21 +23,20 @@ from rein.data.parquet import Row, columns_of, metadata_of, read_rows, write_row
 from rein.data.rejects import Reject, judge
 from rein.data.tokenize import Encoder
 from rein.models.load import load_tokenizer, stop_ids
-from rein.rewards import Mix, build, part_metrics, uses_model
-from rein.scorer import CachedScorer, open_scorer
+from rein.rewards import build, part_metrics, uses_model
+from rein.scorer import open_scorer
+from rein.stages.score_parts import Scores, scores_of
+from rein.stages.shards import Shards
 from rein.stages.tokens import FACT, compared
 from rein.tracking.console import Console
 from rein.types import Trajectory
 
-CHUNK = 256  # rows between two steps of the progress bar
 # Columns that a Trajectory does not hold as the file had them, and those of pairs, which two rows replace.
 KEPT_AS_STORED = frozenset({schemas.ABILITY, schemas.BASELINE_SCORE, schemas.REWARD_MODEL, schemas.TOOLS})
 REPLACED = frozenset(
     {schemas.CHOSEN, schemas.REJECTED, schemas.MARGIN, schemas.MESSAGES, schemas.GROUND_TRUTH}
 )
 KEPT_NOTES = ("rein.log_prob_diff_max", "rein.behavior_policy", token_marks.KEY)  # rollout notes them
-
-Scores = dict[str, list[float | None]]
 
 
 def run(recipe: Recipe, console: Console) -> dict[str, Any]:
@@ -54,7 +53,8 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         loaded = load_trajectories(files, encoder, recipe.data, scored=False)
     for note in loaded.notes:
         console.say(f"data: {note}")
-    by_part = _score(mix, loaded.rows, scorer, console)
+    shards = Shards(recipe, console, "score")
+    by_part = scores_of(shards, loaded.rows, scorer)
     rows: list[Trajectory] = []
     rejects = list(loaded.rejects)
     for index, (row, score) in enumerate(zip(loaded.rows, mix.total(by_part), strict=True)):
@@ -74,7 +74,8 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         truncation=data.truncation,
     )
     write_scored(files, folder / "trajectories.parquet", rows, token_marks.noted(encoder))
-    facts = _facts(rows, by_part)
+    shards.done()
+    facts = _facts(rows, by_part) | shards.facts
     if scorer is not None:
         facts["cache"] = scorer.cache.counts
         console.say(
@@ -92,20 +93,6 @@ def _encoder(recipe: Recipe) -> Encoder:
     tokenizer = load_tokenizer(start, trust_remote_code=recipe.model.trust_remote_code)
     ends = set(stop_ids(start, tokenizer))
     return Encoder(tokenizer, apply_chat_template=recipe.data.apply_chat_template, stop_ids=ends)
-
-
-def _score(mix: Mix, rows: Sequence[Trajectory], scorer: CachedScorer | None, console: Console) -> Scores:
-    """What each part says of each row."""
-    by_part: Scores = {part.name: [] for part in mix.parts}
-    with console.progress(len(rows), "score") as advance:
-        for begin in range(0, len(rows), CHUNK):
-            chunk = rows[begin : begin + CHUNK]
-            for name, scores in mix.by_part(chunk).items():
-                by_part[name].extend(scores)
-            advance(len(chunk))
-    if scorer is not None:
-        scorer.keep()
-    return by_part
 
 
 def _facts(rows: Sequence[Trajectory], by_part: Scores) -> dict[str, Any]:

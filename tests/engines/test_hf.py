@@ -217,3 +217,12 @@ def test_progress_is_told_in_prompts(actor: Actor) -> None:
     )
     assert sum(told) == len(TEXTS)
     assert all(told)
+
+
+def test_some_prompts_told_of_their_places_get_the_answers_they_get_among_all(actor: Actor) -> None:
+    made = engine(actor, batch_size=4)
+    whole = ids(answers(made, n=3))
+    how = {"n": 3, "temperature": 1.0, "top_p": 1.0, "max_new_tokens": 12, "seed": 0}
+    for places in ([0, 1], [2, 3, 4], [5], [4, 0]):
+        some = prompts([TEXTS[place] for place in places])
+        assert ids(made.generate(some, places=places, **how)) == [whole[place] for place in places]  # type: ignore[arg-type]
