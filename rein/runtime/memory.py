@@ -48,6 +48,15 @@ def _told(settings: dict[int, int]) -> bool:
     return all(mallopt(name, value) == 1 for name, value in settings.items())
 
 
+def give_back_now() -> bool:
+    """Give back what is free at this moment, wherever in the heap it lies; whether the C library knows how.
+
+    For changes of work: what one kind leaves has other sizes than the next one's tensors, which find no room
+    in it, so that the peaks of both would add up.
+    """
+    return platform.libc_ver()[0] == "glibc" and bool(ctypes.CDLL(None).malloc_trim(0))
+
+
 def free_models() -> None:
     """Free the models that nothing uses any more.
 
