@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from rein.commands.check_audit import as_planned, audited
+from rein.commands.check_fit import SUM, fit_lines, memory_table, refuse_undividable
 from rein.commands.check_guards import guards_line
-from rein.commands.check_memory import Parts, Shape, estimate, sizes
+from rein.commands.check_memory import estimate
 from rein.commands.check_plan import Plan, open_encoder, plan_all
+from rein.commands.check_shapes import Shape, sizes
 from rein.config import paths
 from rein.config.recipe import Recipe
 from rein.config.rules import kl_coefs
 from rein.stages import pipeline
 from rein.tracking.console import Console
 
-GIB = 2**30
 SMALL = 10_000_000  # parameters below which higher learning rates are usual
 RATES = {"actor": (1e-7, 1e-4), "critic": (1e-7, 1e-3), "sft": (1e-7, 1e-4), "reward": (1e-7, 1e-4)}
 LORA_FACTOR, SMALL_FACTOR = 10, 100  # adapters and small models take that much higher rates
@@ -38,6 +39,7 @@ def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str
     given, recipe = recipe, as_planned(recipe)
     plans = plan_all(recipe, open_encoder(recipe, Path(paths.base_model(recipe)).expanduser()))
     shapes = sizes(recipe)
+    refuse_undividable(recipe, shapes)
     memory = estimate(recipe, plans, shapes)
     console.say(f"plan of {recipe.out}: {', '.join(recipe.stages)}")
     for line in _table(*_plan_table(plans)):
@@ -49,7 +51,10 @@ def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str
             console.say(f"  {plan.stage}: {note}")
     each = f" of each of {recipe.ranks} processes (sft, reward, train)" if recipe.ranks > 1 else ""
     console.say(f"peak memory{each}, estimated:")
-    for line in _table(*_memory_table(memory)):
+    for line in _table(*memory_table(memory)):
+        console.say(f"  {line}")
+    fits, too_small = fit_lines(recipe, memory)
+    for line in [*([SUM] if memory else []), *fits]:
         console.say(f"  {line}")
     for role, shape in shapes.items():
         on_actors = role == "critic" and recipe.critic.model.share_trunk
@@ -61,6 +66,7 @@ def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str
         console.say(f"  {line}")
     warnings = [
         *warned,
+        *too_small,
         *_size_warnings(shapes),
         *_rate_warnings(recipe, shapes),
         *_batch_warnings(recipe, plans),
@@ -91,21 +97,6 @@ def _plan_table(plans: dict[str, Plan]) -> tuple[Sequence[str], list[Sequence[st
     return ("stage", "rows in", "left out", "used", "tokens", "work"), rows
 
 
-def _memory_table(memory: dict[str, Parts]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    rows: list[Sequence[str]] = [
-        [
-            stage,
-            *(_bytes(part) for part in (p.weights, p.gradients, p.adam, p.gathered, p.activations, p.cache)),
-            _bytes(p.total),
-        ]
-        for stage, p in memory.items()
-    ]
-    head = ["stage", "weights", "gradients", "Adam", "gathered", "activations", "decoding", "sum"]
-    if not any(p.gathered for p in memory.values()):
-        head, rows = head[:4] + head[5:], [[*row[:4], *row[5:]] for row in rows]
-    return head, rows
-
-
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Aligned lines: the first and last columns to the left, numbers to the right."""
     lines = [head, *rows]
@@ -118,10 +109,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for line in lines
     ]
-
-
-def _bytes(count: float) -> str:
-    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"
 
 
 def _thousands(tokens: float) -> str:

@@ -11,6 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from rein.commands.check_packs import Pack, largest_pack
 from rein.config import paths
 from rein.config.methods import needs, reads_scores
 from rein.config.recipe import Recipe
@@ -36,7 +37,11 @@ class Plan:
     made_by: str = ""  # the stage that will make the rows
     mean_tokens: float = 0.0
     longest: int = 0
+    mean_prompt: float = 0.0  # tokens of its prompt
     prompts: int = 0
+    held: int = 0  # of train: rows that are held out
+    held_prompts: int = 0
+    pack: Pack | None = None  # of train, where its rows are there: the largest micro-batch
     batches: int = 0  # of train
     trainable: int | None = None  # of rows that score reads: what the hold-out leaves; None: not counted
     work: str = ""  # what it does, in words
@@ -118,18 +123,23 @@ def _score(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
 def _train(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
     made = _made_rows(recipe, plans, "train")
     if made is not None:
-        held = held_prompts(made.prompts, recipe.data.holdout_fraction) * recipe.rollout.n
+        prompts = held_prompts(made.prompts, recipe.data.holdout_fraction)
+        held = prompts * recipe.rollout.n
         rows = (made.used or 0) - held if made.trainable is None else made.trainable
-        plan = replace(made, used=rows)
+        plan = replace(made, used=rows, held=(made.used or 0) - rows, held_prompts=prompts)
     else:
         files, paired = paths.train_files(recipe), "pairs" in needs(recipe)
         loaded = load_trajectories(files, encoder, recipe.data, scored=reads_scores(recipe), ranked=paired)
         refuse_lacking(recipe, files[0], loaded.rows)
-        train, _ = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.data_seed, "holdout"))
+        train, held_out = holdout(
+            loaded.rows, recipe.data.holdout_fraction, derive(recipe.data_seed, "holdout")
+        )
         threshold, spread = recipe.algorithm.filter_threshold, recipe.algorithm.filter_groups.enable
         train, _ = select(train, files[0], threshold=threshold, spread=spread, paired=paired)
         longest_group(recipe, train)
-        plan, rows = _counted("train", loaded, train), len(train)
+        apart = len({prompt_key(row.prompt_ids) for row in held_out})
+        plan = replace(_counted("train", loaded, train), held=len(held_out), held_prompts=apart)
+        plan, rows = replace(plan, pack=largest_pack(recipe, train)), len(train)
     algorithm = recipe.algorithm
     selects = algorithm.filter_threshold is not None or algorithm.filter_groups.enable
     selects = selects or "pairs" in needs(recipe)  # how many rows will be left is not known yet
@@ -141,10 +151,10 @@ def _train(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
     work, passes, notes = _updates(recipe, rows)
     notes += _mixed(recipe, encoder)
     if recipe.data.val_files:
-        held_out = load_prompts(recipe.data.val_files, encoder, recipe.data)
+        given = load_prompts(recipe.data.val_files, encoder, recipe.data)
         notes = (
             *notes,
-            f"validation on {min(len(held_out.rows), recipe.trainer.val_prompts)} prompts of data.val_files",
+            f"validation on {min(len(given.rows), recipe.trainer.val_prompts)} prompts of data.val_files",
         )
     plan = _worked(plan, work, passes * plan.mean_tokens)
     return replace(plan, batches=_batches(recipe, rows), notes=(*plan.notes, *notes))
@@ -235,6 +245,7 @@ def _counted(stage: str, loaded: Loaded[Any], used: Sequence[Any]) -> Plan:
         used=len(used),
         mean_tokens=sum(lengths) / max(len(lengths), 1),
         longest=max(lengths, default=0),
+        mean_prompt=sum(len(row.prompt_ids) for row in used) / max(len(used), 1),
         notes=tuple(loaded.notes),
     )
 
@@ -271,6 +282,7 @@ def _made_rows(recipe: Recipe, plans: dict[str, Plan], stage: str) -> Plan | Non
         made_by=maker,
         mean_tokens=rollout.tokens / max(rows, 1),
         longest=rollout.longest,
+        mean_prompt=rollout.mean_prompt,
         prompts=rollout.prompts,
         tokens=rollout.tokens,
     )

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rein.errors import CheckpointError
 from rein.functional.log_probs import entropy_of, exact_kl, log_probs_of
-from rein.models.head import head_log_probs, plain_head
+from rein.models.head import TILE, head_log_probs, plain_head
 from rein.models.load import (
     head_function,
     load_causal_lm,
@@ -187,7 +187,10 @@ class Actor:
         )
 
     def _chunked(self, chunk: Callable[..., Tensor], hidden: Tensor, *rest: Tensor) -> Tensor:
-        size = max(self.logits_chunk // self.vocabulary, 1)
+        entries = self.logits_chunk
+        if hidden.device.type == "cpu" and not torch.is_grad_enabled():  # no gradient is summed by chunks
+            entries = min(entries, TILE)
+        size = max(entries // self.vocabulary, 1)
         if len(hidden) <= size:
             return chunk(hidden, *rest)
         parts = []

@@ -18,7 +18,7 @@ from rein.models.forwards import product_of
 from rein.models.precision import matmul_precision
 from rein.models.products import Product, Wide
 
-_TILE = 2**22  # entries that a CPU's caches hold
+TILE = 2**22  # entries that a CPU's caches hold
 _LEAST_WIDTH = 512  # of a tile: narrower products are slow
 _KEPT = 4  # entries kept for the gradient, in multiples of those held at once
 
@@ -44,7 +44,7 @@ def head_log_probs(
     product, weight, positions = product_of(head), head.weight, len(hidden)
     width = tile = entries
     if hidden.device.type == "cpu" and hidden.dtype == _wide(hidden):  # sums over tiles lose nothing
-        tile = min(entries, _TILE)
+        tile = min(entries, TILE)
         width = max(tile // max(positions, 1), _LEAST_WIDTH)
     width = min(width, len(weight))
     parts = []

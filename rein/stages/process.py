@@ -12,7 +12,7 @@ from rein.config.methods import needs
 from rein.config.recipe import Recipe
 from rein.errors import ConfigError, RankLost
 from rein.runtime import torchrun
-from rein.runtime.memory import free_models, give_back_freed_memory, keep_freed_memory
+from rein.runtime.memory import free_models, give_back_freed_memory, keep_few_kernels, keep_freed_memory
 from rein.tracking.console import Console
 
 Stage = Callable[[Recipe, Console], dict[str, Any]]
@@ -159,6 +159,7 @@ def prepare_process(recipe: Recipe) -> None:
 
     Raises ConfigError where this machine cannot compile.
     """
+    keep_few_kernels()
     if recipe.runtime == "single":
         keep_freed_memory()
     else:

@@ -18,6 +18,7 @@ from rein.config.recipe import Recipe
 from rein.errors import Interrupted, OutOfMemory, is_out_of_memory
 from rein.guards.decide import GRAVITY
 from rein.runtime.interrupt import Interrupt, deferred
+from rein.runtime.memory import give_back_now
 from rein.stages.train_job import Job
 from rein.stages.train_open import open_job
 from rein.stages.train_reins import LEAVE
@@ -134,6 +135,8 @@ def one_update(
     if verdict.action is Action.CONTINUE:
         with job.clock(phase):
             learner.apply(role)
+        if not job.applied.get(role):  # Adam's moments have come to stay among what came and went
+            give_back_now()
         job.applied[role] = job.applied.get(role, 0) + 1
         return verdict, metrics
     learner.discard(role)

@@ -23,6 +23,7 @@ from rein.guards.presets import KL
 from rein.learner import mini_batch_size, optimizer_steps
 from rein.probe import Probe
 from rein.runtime.clock import Clock
+from rein.runtime.memory import give_back_now
 from rein.runtime.profiler import Profiler
 from rein.runtime.seeding import derive
 from rein.snapshots import Snapshots
@@ -182,7 +183,10 @@ class Job:
 
     def probed(self) -> Metrics:
         with self.clock("probe"):
-            return self.probe.measure()
+            give_back_now()
+            metrics = self.probe.measure()
+            give_back_now()
+            return metrics
 
     def note(self, metrics: Metrics) -> str:
         """The few numbers beside the progress bar."""

@@ -8,8 +8,9 @@ from rows_made import random_trajectories
 from training_made import recipe
 
 from rein.commands.check_guards import guards_line, snapshot_bytes
-from rein.commands.check_memory import Parts, estimate, sizes
+from rein.commands.check_memory import Parts, estimate
 from rein.commands.check_plan import Plan
+from rein.commands.check_shapes import sizes
 from rein.data.parquet import write_rows
 from rein.data.schemas import TRAJECTORIES, trajectory_row
 from rein.guards.presets import guards_of

@@ -1,5 +1,6 @@
 """Freed memory is kept: the second pass over large tensors touches no new page. Unused models are freed."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import weakref
 import pytest
 
 from rein.models.actor import load_actor
-from rein.runtime.memory import free_models
+from rein.runtime.memory import KERNELS, free_models, keep_few_kernels
 
 COUNTS = """
 import resource
@@ -58,6 +59,40 @@ def test_memory_that_is_given_back_leaves_no_holes() -> None:
         for way in ("keep_freed_memory", "give_back_freed_memory")
     )
     assert kept - given > 20 * 2**10  # kB: at least the largest, 44 MB, is held on to
+
+
+FREE = """
+from pathlib import Path
+
+import torch
+
+from rein.runtime.memory import give_back_now, keep_freed_memory
+
+keep_freed_memory()
+large = [torch.ones(2**20) for _ in range(20)]
+kept = torch.ones(2**20)
+del large
+resident = lambda: int(next(s for s in open("/proc/self/status") if s.startswith("VmRSS")).split()[1])
+before = resident()
+give_back_now()
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc_trim is glibc's")
+def test_what_is_free_below_what_stays_is_given_back_when_asked() -> None:
+    done = subprocess.run([sys.executable, "-c", FREE], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 60 * 2**10  # kB, of 80 MB that were free
+
+
+def test_a_number_of_kernels_that_is_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.setenv(name, "7")
+    keep_few_kernels()
+    assert os.environ[name] == "7"
+    monkeypatch.delenv(name)
+    keep_few_kernels()
+    assert os.environ[name] == str(KERNELS)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
