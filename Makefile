@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench bench-parts bench-settings bench-growth bench-train gpu-check clean
+.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench bench-parts bench-settings bench-growth bench-memory bench-placement bench-runtimes bench-train gpu-check clean
 
 setup: $(STAMP)
 
@@ -125,6 +125,17 @@ bench-settings: bench-envs .bench/batch.npz
 # Cost per token and memory from 2,000 to 64,000 tokens of a batch, and of one answer of 8,000.
 bench-growth: .bench/batch.npz
 	$(PY) benchmarks/growth.py --model runs/smollm2 --batch .bench/batch.npz
+
+# What `rein check` says of memory beside what processes take, three models on 1 and 2 ranks.
+bench-memory: $(STAMP)
+	$(PY) benchmarks/memory.py --out runs/memory
+
+# Actor and critic on workers of their own; the demo in every runtime (about 4 and 25 minutes).
+bench-placement: $(STAMP)
+	$(PY) benchmarks/placement.py
+
+bench-runtimes: $(STAMP)
+	$(PY) benchmarks/runtimes.py
 
 # Stored trajectories -> a trained actor, whole, beside the peers that have such a job without Ray.
 bench-train: .bench/verl/.installed .bench/trl/.installed .bench/batch.npz
