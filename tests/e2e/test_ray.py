@@ -158,7 +158,7 @@ def test_more_than_there_is_fails_in_seconds(whole: Path, data: Path, tmp_path: 
     words = ("runtime=ray", "nproc=2", "ray.gpus_per_worker=1", "ray.cpus_per_worker=0.5")
     _, said = on_ray("train", file, *words, code=2)
     assert time.monotonic() - began < 60
-    assert "1 CPU, 2 GPU on 1 machine(s) asked for, the cluster has" in said
+    assert "1 x (1 CPU, 2 GPU) asked for, the cluster has" in said
     assert "0 GPU on 1 machine(s); lower nproc" in said
     assert said.count("\n") == 1
     assert drafts(tmp_path) == []
