@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from e2e_run import drafts, recipe, rein, rein_apart, write_recipe
+from e2e_run import drafts, metrics, recipe, rein, rein_apart, write_recipe
 
 pytestmark = pytest.mark.long
 
@@ -19,7 +19,7 @@ def test_two_runs_never_share_a_folder(
     body["sft"]["total_steps"] = 100_000
     file = write_recipe(tmp_path / "recipe.yaml", body)
     first = rein_apart("run", file)
-    while first.poll() is None and not (out / "sft" / "metrics.jsonl").exists():
+    while first.poll() is None and not metrics(out, "sft"):
         time.sleep(0.02)
     for verb in ("run", "sft", "score"):
         assert rein(verb, file, f"score.files={whole}/rollout/trajectories.parquet") == 6
