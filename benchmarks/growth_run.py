@@ -30,7 +30,7 @@ from update_run import experience_of, learner_of, rows_of, update
 
 from rein.data.batches import row_batches
 from rein.learner import Learner
-from rein.runtime.memory import keep_freed_memory
+from rein.runtime.memory import keep_few_kernels, keep_freed_memory
 from rein.types import Experience
 
 GROUPS, LONG_PROMPT = 3, 100
@@ -89,6 +89,7 @@ def peak_mb() -> int:
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
+    keep_few_kernels()
     keep_freed_memory()
     vocabulary = int(json.loads((Path(args.model) / "config.json").read_text())["vocab_size"])
     stored: Batch = dict(np.load(args.batch))

@@ -68,7 +68,8 @@ def run(*words: object) -> None:
 
 
 def measured(file: str, placement: str, out: Path) -> dict[str, Any]:
-    words = ["runtime=ray", "ray.cpus_per_worker=0.5", f"critic.placement={placement}", "resume=never"]
+    words = ["stages=[train]", "runtime=ray", "ray.cpus_per_worker=0.5", "resume=never"]
+    words.append(f"critic.placement={placement}")
     rows = Path(file).parent / "made" / "score" / "trajectories.parquet"
     run("train", file, *words, f"data.train_files={rows}", f"out={out}")
     facts = json.loads((out / "train" / "manifest.json").read_text())["facts"]

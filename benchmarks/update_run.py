@@ -32,7 +32,7 @@ from rein.models.actor import Actor, load_actor
 from rein.models.critic import Critic, load_critic
 from rein.models.elementwise import compile_steps
 from rein.models.flops import Flops
-from rein.runtime.memory import keep_freed_memory
+from rein.runtime.memory import keep_few_kernels, keep_freed_memory
 from rein.runtime.single import SingleMesh
 from rein.types import Experience, Trajectory, Update
 
@@ -155,6 +155,7 @@ def useful_flops(learner: Learner, rows: list[Trajectory], *, backward: bool) ->
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     what = json.loads(args.what)
+    keep_few_kernels()
     if what.get("keep_memory", True):
         keep_freed_memory()
     batch = np.load(args.batch)
