@@ -72,9 +72,9 @@ def problems(out: Path) -> torch.Tensor:
     return torch.tensor([float(score) for score in answers["after_score"]])
 
 
-def measured(base: Path, seed: int, out: Path) -> list[dict[str, Any]]:
+def measured(base: Path, seed: int, out: Path, names: list[str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for name, words in RUNTIMES.items():
+    for name, words in ((name, RUNTIMES[name]) for name in names):
         folder = out / name.replace(", ", "-").replace(" ", "-").lower()
         short = ("stages=[train]", "trainer.total_training_steps=1", "data.train_batch_size=640")
         few = ("trainer.critic_warmup=0", "trainer.val_before_train=false", "guards.preset=off")
@@ -113,11 +113,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/runtimes"))
+    parser.add_argument("--only", nargs="+", choices=list(RUNTIMES), default=list(RUNTIMES))
     args = parser.parse_args()
     base = args.out / "base"
     if not (base / "score" / "trajectories.parquet").exists():
         rein("demo", f"out={base}", f"seed={args.seed}")
-    print(report(measured(base, args.seed, args.out), args.seed))
+    print(report(measured(base, args.seed, args.out, args.only), args.seed))
 
 
 if __name__ == "__main__":
