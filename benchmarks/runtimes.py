@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from demo_controls import shared_words
+from placement import run as rein
 from results_io import table, write
 
 from rein.functional.statistics import paired_bootstrap
@@ -38,14 +37,6 @@ RUNTIMES = {
 TRAINED = ("one process", "FSDP2, 2 ranks", "Ray, 2 workers", "Ray, critic apart")  # to the end
 FIRST = 5
 LOSSES = ("actor/pg_loss", "actor/grad_norm", "critic/vf_loss", "critic/grad_norm")
-
-
-def rein(*words: object) -> None:
-    command = [sys.executable, "-m", "rein", *map(str, words)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
 
 
 def trained(base: Path, seed: int, out: Path, *words: str) -> Path:

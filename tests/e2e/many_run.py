@@ -85,3 +85,15 @@ def apart_by_role(one: Path, other: Path) -> float:
     return max(
         abs(x - y) / max(abs(x), abs(y), 1e-6) for name in a for x, y in zip(a[name], b[name], strict=True)
     )
+
+
+def ended(process: "subprocess.Popen[str]", code: int) -> tuple[str, str]:
+    """What a command says when it ends with `code`; it must leave no process that it has begun."""
+    known: set[int] = set()
+    while process.poll() is None:
+        known |= set(family(process.pid)) if psutil.pid_exists(process.pid) else set()
+        time.sleep(0.2)
+    out, err = process.communicate()
+    assert process.returncode == code, err
+    assert gone(sorted(known))
+    return out, err

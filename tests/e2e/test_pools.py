@@ -15,7 +15,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from e2e_run import ROOT, drafts, manifest, recipe, rein, rein_apart, write_recipe
-from many_run import family, gone
+from many_run import ended, family, gone
 
 from rein.models.reward_model import load_reward_model
 
@@ -44,15 +44,7 @@ def apart(verb: str, file: str, *words: str) -> "subprocess.Popen[str]":
 
 def on_ray(verb: str, file: str, *words: str, code: int = 0) -> tuple[str, str]:
     """What a command of its own process says; it must leave no other."""
-    process = apart(verb, file, *words)
-    known: set[int] = set()
-    while process.poll() is None:
-        known |= set(family(process.pid)) if psutil.pid_exists(process.pid) else set()
-        time.sleep(0.2)
-    out, err = process.communicate()
-    assert process.returncode == code, err
-    assert gone(sorted(known))
-    return out, err
+    return ended(apart(verb, file, *words), code)
 
 
 def rows(out: Path, stage: str) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from e2e_run import drafts, metrics, recipe, rein, rein_apart, write_recipe
-from many_run import apart_by_role, family, far, gone, losses, train_recipe, weights_apart
+from many_run import apart_by_role, ended, family, far, gone, losses, train_recipe, weights_apart
 
 from rein.journal import read
 
@@ -25,24 +25,14 @@ APART = ("runtime=ray", "ray.cpus_per_worker=0.25", "critic.placement=separate")
 
 def on_ray(verb: str, file: str, *words: str, code: int = 0) -> tuple[str, str]:
     """What a command of its own process says; it must leave no other."""
-    process = rein_apart(verb, file, *words)
-    known: set[int] = set()
-    while process.poll() is None:
-        known |= set(family(process.pid)) if psutil.pid_exists(process.pid) else set()
-        time.sleep(0.2)
-    out, err = process.communicate()
-    assert process.returncode == code, err
-    assert gone(sorted(known))
-    return out, err
+    return ended(rein_apart(verb, file, *words), code)
 
 
 @pytest.mark.parametrize(
     ("model", "words"),
     [
         pytest.param({}, WORDS, id="two"),
-        pytest.param(
-            {}, (*WORDS[:1], "nproc=3", "ray.cpus_per_worker=0.3"), id="three", marks=pytest.mark.slow
-        ),
+        pytest.param({}, THREE, id="three", marks=pytest.mark.slow),
         pytest.param({"lora_rank": 4}, WORDS, id="lora", marks=pytest.mark.slow),
         pytest.param(
             {}, (*WORDS, "fsdp.ulysses_sequence_parallel_size=2"), id="ulysses", marks=pytest.mark.slow
