@@ -145,11 +145,37 @@ class RewardModel(Section):
     save_freq: Every = -1
 
 
+class Vllm(Section):
+    """vLLM in a process of its own, which may be of another environment."""
+
+    python: MaybePlace = None  # that environment's interpreter; default: this one's
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of its weights; auto: as saved
+    enforce_eager: bool = False
+    max_model_len: Positive | None = None  # default: prompts and responses at their limits
+    start_timeout: Above = 600.0  # seconds
+
+
+class Server(Section):
+    """An OpenAI-compatible completions endpoint that returns log-probs."""
+
+    url: str | None = None  # with its version part: http://localhost:8000/v1
+    model: str | None = None  # as the server calls it; default: the first that it lists
+    api_key_env: str | None = None  # the environment variable that holds the key
+    concurrency: Positive = 16  # requests under way at once; fewer while the server says that it is busy
+    timeout: Above = 600.0  # seconds for one request
+    retries: Count = 8  # of a request, waiting longer each time
+
+
 class Rollout(Section):
     """Stored prompts -> trajectories."""
 
     files: Files = []  # prompts; default: data.train_files
     path: MaybePlace = None  # the policy that writes them; default: what train would start from
+    engine: str = "hf"  # hf: in this process; vllm; server; or `pkg.mod:name`
+    tensor_model_parallel_size: Positive = 1  # of vllm
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5  # of vllm, a share of each GPU's memory
+    vllm: Vllm = Vllm()
+    server: Server = Server()
     n: Positive = 1
     temperature: Rate = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -37,6 +37,7 @@ RENAMED = {
     "reward_model.model.path": "score.path",
     "reward.reward_model.model_path": "score.path",
     "rollout.response_length": "rollout.max_new_tokens",
+    "rollout.name": "rollout.engine",
     "trainer.default_local_dir": "out",
     "actor.strategy": "runtime",
     "actor.ulysses_sequence_parallel_size": "fsdp.ulysses_sequence_parallel_size",
@@ -54,6 +55,7 @@ VALUES_OF_VERL: dict[str, dict[str, Any]] = {  # only of keys in verl's spelling
     "runtime": {"fsdp2": "fsdp", "None": "single"},
     "nproc": {"0": 1, "None": 1},
     "nnodes": {"None": 1},
+    "rollout.engine": {"None": "hf"},
 }
 # DAPO's soft limit, as its recipe and as verl 0.9's reward managers spell it.
 OVERLONG = (
@@ -115,9 +117,6 @@ NOT_YET = {
     "model.exclude_modules": Off(_NULL, "leaving modules out of LoRA"),
     "model.lora_adapter_path": Off(_NULL, "a separate adapter path (model.path may be an adapter folder)"),
     "model.override_config": Off((None, {}), "overriding a model's configuration"),
-    "rollout.name": Off(("hf", None), _ENGINE),
-    "rollout.gpu_memory_utilization": Off(_NULL, _ENGINE),
-    "rollout.tensor_model_parallel_size": Off(_ONE, _ENGINE),
     "rollout.top_k": Off((-1, 0, None), "top-k sampling"),
     "rollout.do_sample": Off((True, None), "rollouts without sampling (write rollout.temperature=0)"),
     "rollout.calculate_log_probs": Off((True, None), "rollouts without log-probs"),

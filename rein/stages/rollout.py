@@ -21,12 +21,12 @@ from rein.data.parquet import write_rows
 from rein.data.schemas import TRAJECTORIES, trajectory_row
 from rein.data.token_marks import noted
 from rein.data.tokenize import Encoder
-from rein.engines.hf import HfEngine
 from rein.experience import in_micro_batches
 from rein.models.actor import load_actor
 from rein.models.place import loading
 from rein.protocols import Tell
 from rein.runtime.seeding import derive
+from rein.stages.engines import engine_of
 from rein.stages.shards import Shards, cut, key_of
 from rein.stages.tokens import FACT, compared, encoder_in
 from rein.tracking.console import Console
@@ -52,13 +52,7 @@ class Writer:
     def __init__(self, recipe: Recipe, policy: str) -> None:
         self.recipe = recipe
         self.actor = load_actor(policy, **loading(recipe.model))
-        self.engine = HfEngine(
-            self.actor.model,
-            self.actor.tokenizer,
-            self.actor.stop_ids,
-            batch_size=recipe.rollout.batch_size,
-            stop_texts=recipe.rollout.stop,
-        )
+        self.engine = engine_of(recipe, self.actor)
 
     def __call__(self, piece: Prompts, tell: Tell) -> pa.Table:
         rollout = self.recipe.rollout

@@ -115,13 +115,13 @@ READ: list[tuple[str, str, str, Any]] = [
     ("trainer.resume_mode", "disable", "resume", "never"),
     ("trainer.resume_mode", "auto", "resume", "auto"),
     ("trainer.resume_from_path", "/s/step-3", "resume", "/s/step-3"),
+    ("rollout.name", "vllm", "rollout.engine", "vllm"),
+    ("rollout.gpu_memory_utilization", "0.6", "rollout.gpu_memory_utilization", 0.6),
+    ("rollout.tensor_model_parallel_size", "2", "rollout.tensor_model_parallel_size", 2),
 ]
 PREFIXED = [row for row in READ if row[0].partition(".")[0] in ("actor", "model", "rollout")]
 
 REFUSED = [
-    ("rollout.gpu_memory_utilization", "0.5", "inference engine"),
-    ("rollout.tensor_model_parallel_size", "2", "inference engine"),
-    ("rollout.name", "vllm", "inference engine"),
     ("trainer.logger", '["console","wandb"]', "wandb is not built yet"),
     ("data.truncation", "middle", "not built yet"),
     ("data.prompt_key", "question", "prompt column"),
@@ -149,7 +149,6 @@ OFF = [
     ("actor.fsdp_config.offload_policy", "false"),
     ("actor.fsdp_config.forward_prefetch", "False"),
     ("actor.ulysses_sequence_parallel_size", "1"),
-    ("rollout.gpu_memory_utilization", "null"),
     ("rollout.tensor_model_parallel_size", "1"),
     ("rollout.name", "hf"),
     ("algorithm.rollout_correction.rollout_rs", "null"),
