@@ -113,6 +113,7 @@ def weights(recipe: Recipe) -> dict[str, torch.Tensor]:
     return load_file(Path(recipe.out) / "train" / "last" / "model.safetensors")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [*(f"{stage} of round 2" for stage in ROLLED), "the ask", "an update"])
 def test_a_run_that_ends_at_any_moment_goes_on_to_the_same_weights(
     tiny: Path, data: Path, tmp_path: Path, done: Recipe, monkeypatch: pytest.MonkeyPatch, at: str
@@ -161,6 +162,7 @@ def test_a_run_that_ends_at_any_moment_goes_on_to_the_same_weights(
     assert one[-1] == other[-1]
 
 
+@pytest.mark.long
 def test_the_newest_versions_are_kept(tiny: Path, data: Path, tmp_path: Path) -> None:
     recipe = small(tiny, data, tmp_path / "run", "trainer.keep_versions=2", "trainer.total_training_steps=3")
     run(recipe)
@@ -176,16 +178,31 @@ DRIFT = '{name: drift, metric: "actor/lr", above: 0, for: 3, then: refresh}'
 def test_a_guard_asks_by_itself_and_the_rest_of_the_batch_is_left(
     tiny: Path, data: Path, tmp_path: Path
 ) -> None:
-    recipe = small(
-        tiny, data, tmp_path / "run", "trainer.refresh_every=-1", f"guards.rules=[{DRIFT}]",
-        "actor.ppo_epochs=2", "trainer.total_training_steps=2",
-    )  # fmt: skip
-    with pytest.raises(GuardStop, match="the rows were fresh") as caught:
+    words = ("trainer.refresh_every=-1", f"guards.rules=[{DRIFT}]", "actor.ppo_epochs=2")
+    recipe = small(tiny, data, tmp_path / "run", *words, "trainer.total_training_steps=2")
+    run(recipe)
+    now = rounds.current(recipe)
+    assert now == rounds.Round(1, begin=1, batches=2, steps={"actor": 8, "critic": 8})
+    steps = [
+        line for line in read_metrics(Path(recipe.out) / "train" / "metrics.jsonl") if "actor/lr" in line
+    ]
+    assert [line["training/global_step"] for line in steps] == [1, 1, 1, 2, 2, 2, 2]
+    (verdict,) = [line for line in read(Path(recipe.out) / "train" / "journal.jsonl") if "rule" in line]
+    assert verdict["action"] == "refresh"
+
+
+def always(metrics: dict[str, float]) -> str | None:
+    return "refresh" if "actor/lr" in metrics else None
+
+
+@pytest.mark.long
+def test_rules_that_fresh_rows_do_not_quiet_end_the_run(tiny: Path, data: Path, tmp_path: Path) -> None:
+    words = ("trainer.refresh_every=-1", "guards.rules=[test_rounds:always]")
+    recipe = small(tiny, data, tmp_path / "run", *words, "trainer.total_training_steps=2")
+    with pytest.raises(GuardStop, match="the rows were fresh; look at the rule") as caught:
         run(recipe)
     assert not isinstance(caught.value, RefreshAsked)
-    assert rounds.current(recipe) == rounds.Round(1, begin=1, batches=2, steps={"actor": 8, "critic": 8})
-    verdicts = [line for line in read(Path(recipe.out) / "train" / "journal.jsonl") if line["kind"] == "end"]
-    assert [line["action"] for line in verdicts] == ["refresh", "refresh"]
+    assert rounds.current(recipe).number == 1
 
 
 def test_train_alone_and_stored_scores_end_with_what_to_do(tiny: Path, data: Path, tmp_path: Path) -> None:
@@ -196,12 +213,13 @@ def test_train_alone_and_stored_scores_end_with_what_to_do(tiny: Path, data: Pat
         pipeline.run_stage("train", recipe, Console(quiet=True))
     assert load_actor(str(rounds.actor_folder(recipe, 1)))
     stored = str(Path(recipe.out) / "score" / "trajectories.parquet")
-    words = f"stages=[train] data.train_files={stored} trainer.refresh_every=-1 guards.rules=[{DRIFT}]"
-    alone = small(tiny, data, tmp_path / "stored", *words.split(" ", 3)[:3], f"guards.rules=[{DRIFT}]")
+    words = ("stages=[train]", f"data.train_files={stored}", "trainer.refresh_every=-1")
+    alone = small(tiny, data, tmp_path / "stored", *words, "guards.rules=[test_rounds:always]")
     with pytest.raises(RefreshAsked, match="asks for fresh rollouts"):
         run(alone)
 
 
+@pytest.mark.long
 def test_stored_rows_are_round_0_and_each_of_their_prompts_is_answered_once(
     tiny: Path, data: Path, tmp_path: Path, done: Recipe
 ) -> None:
@@ -214,6 +232,7 @@ def test_stored_rows_are_round_0_and_each_of_their_prompts_is_answered_once(
     assert len(rows_of(Path(recipe.out), 1)) == 160 - 64
 
 
+@pytest.mark.long
 def test_resume_never_begins_with_round_0_and_other_settings_are_refused(
     tiny: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -228,6 +247,7 @@ def test_resume_never_begins_with_round_0_and_other_settings_are_refused(
     assert any(not torch.equal(first[name], now) for name, now in weights(other).items())
 
 
+@pytest.mark.long
 def test_a_remedy_sets_the_temperature_of_the_next_rollouts(tiny: Path, data: Path, tmp_path: Path) -> None:
     rule = '{name: cool, metric: "actor/lr", above: 0, then: [{temperature: 0.5}]}'
     words = (f"guards.rules=[{rule}]", "trainer.total_training_steps=2")
@@ -237,6 +257,7 @@ def test_a_remedy_sets_the_temperature_of_the_next_rollouts(tiny: Path, data: Pa
     assert {row["temperature"] for row in rows_of(Path(recipe.out), 1)} == {0.5}
 
 
+@pytest.mark.long
 def test_lost_snapshots_and_a_broken_round_are_named(tiny: Path, data: Path, tmp_path: Path) -> None:
     recipe = small(tiny, data, tmp_path / "run")
     for stage in ROLLED:
@@ -252,6 +273,7 @@ def test_lost_snapshots_and_a_broken_round_are_named(tiny: Path, data: Path, tmp
         run(recipe)
 
 
+@pytest.mark.long
 def test_ctrl_c_between_updates_of_a_later_round_goes_on(
     tiny: Path, data: Path, tmp_path: Path, done: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
