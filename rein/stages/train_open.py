@@ -92,10 +92,9 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         reference=reference,
         passes=passes,
     )
-    budget = recipe.actor.token_budget
     probe_rows = sorted(rows.held_out, key=lambda row: row.key)[:PROBE_ROWS]
     with clock("probe"):
-        probe = team.made("probe", make_probe, probe_rows, budget)
+        probe = team.made("probe", make_probe, probe_rows, recipe.actor.token_budget)
     validator = None if rehearsal else _validator(recipe, console, team, encoder, rows.held_out, folder)
     maker.clock = clock
     if validator is not None:

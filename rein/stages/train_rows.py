@@ -86,8 +86,7 @@ def load_rows(
         train, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, seed)
     else:
         held_out = complete(load_trajectories([str(kept)], encoder, recipe.data).rows)
-        keys = {prompt_key(row.prompt_ids) for row in held_out}
-        train = [row for row in loaded.rows if prompt_key(row.prompt_ids) not in keys]
+        train = _of_other_prompts(loaded.rows, held_out)
     counts = {
         "in": loaded.total,
         "rejected": len(loaded.rejects),
@@ -107,22 +106,41 @@ def load_rows(
     _warn(recipe, console, train)
     said = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
     console.say(f"rows: {said}")
-    if folder is not None and recipe.data.train_batch_size > len(train):
-        if train and (kept is not None or recipe.trainer.refresh_every > 0):  # a round has what it has
-            console.say(f"rows: {len(train)} make a batch, fewer than data.train_batch_size")
-            return Rows(train, held_out, counts)
-        raise ConfigError(
-            f"data.train_batch_size {recipe.data.train_batch_size} is larger than the {len(train)} rows "
-            f"to train on ({said}); set it to {len(train)} or less, or give "
-            "more prompts (at least 64 are held out: data.holdout_fraction)"
-        )
-    control = recipe.algorithm.kl_ctrl.type
-    if folder is not None and control in ("adaptive", "moving_average") and not held_out:
-        raise DataError(
-            f"{files[0]}: algorithm.kl_ctrl.type {control} reads a probe of held-out rows, and none is held "
-            "out; give more prompts, raise data.holdout_fraction, or write fixed"
-        )
+    if folder is not None:
+        rows_vary = kept is not None or recipe.trainer.refresh_every > 0  # from round to round
+        _refuse_few(recipe, console, train, held_out, said, rows_vary=rows_vary)
     return Rows(train, held_out, counts)
+
+
+def _refuse_few(
+    recipe: Recipe,
+    console: Console,
+    train: list[Trajectory],
+    held_out: list[Trajectory],
+    counted: str,
+    *,
+    rows_vary: bool,
+) -> None:
+    """Raise where there are fewer rows than a batch, or none for the probe that a controller reads."""
+    size, there = recipe.data.train_batch_size, len(train)
+    if size > there and not (train and rows_vary):
+        raise ConfigError(
+            f"data.train_batch_size {size} is larger than the {there} rows to train on ({counted}); set it "
+            f"to {there} or less, or give more prompts (at least 64 are held out: data.holdout_fraction)"
+        )
+    if size > there:
+        console.say(f"rows: {there} are a batch, fewer than data.train_batch_size")
+    control = recipe.algorithm.kl_ctrl.type
+    if control in ("adaptive", "moving_average") and not held_out:
+        raise DataError(
+            f"{paths.train_files(recipe)[0]}: algorithm.kl_ctrl.type {control} reads a probe of held-out "
+            "rows, and none is held out; give more prompts, raise data.holdout_fraction, or write fixed"
+        )
+
+
+def _of_other_prompts(rows: list[Trajectory], others: list[Trajectory]) -> list[Trajectory]:
+    keys = {prompt_key(row.prompt_ids) for row in others}
+    return [row for row in rows if prompt_key(row.prompt_ids) not in keys]
 
 
 def without(rows: list[Trajectory], excluded: Collection[str]) -> list[Trajectory]:
