@@ -105,7 +105,10 @@ def _start(ray: Any, address: str | None, folder: str | None) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         what = " ".join(str(error).split())[:200]
         where = f"ray.address: {address} gives no cluster" if address else "runtime: ray does not start"
-        raise ConfigError(f"{where} ({what}); check `ray status` there") from error
+        do = "check `ray status` there"
+        if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
+            do += ", and where that cluster asks for a token set RAY_AUTH_MODE=token"  # Ray says not why
+        raise ConfigError(f"{where} ({what}); {do}") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, former)  # Ray has put its own in its place
