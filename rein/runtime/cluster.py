@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ QUIET = {
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # else its core writes to stderr
 }
 OBJECTS = 2**30  # bytes of shared memory for what moves between processes of a cluster started here
+HEARD = 10.0  # seconds within which the machine of a cluster answers
 FULL = 60.0  # seconds that a run waits for what others hold, or for a lost machine's replacement
 Bundle = Mapping[str, float]  # of resources on one machine: {"CPU": 2.0}
 
@@ -78,10 +80,19 @@ def _own_folder() -> Iterator[str]:
         sweeper.wait()
 
 
+def _call(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT: Ray tries for minutes, silent, and hears no Ctrl-C."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=HEARD).close()
+
+
 def _start(ray: Any, address: str | None, folder: str | None) -> None:
     own = {"include_dashboard": False, "object_store_memory": OBJECTS, "_temp_dir": folder}
     former = signal.getsignal(signal.SIGTERM)
     try:
+        if address:
+            _call(address)
         with _quiet_stderr():
             ray.init(
                 address=address or "local",
@@ -94,7 +105,10 @@ def _start(ray: Any, address: str | None, folder: str | None) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         what = " ".join(str(error).split())[:200]
         where = f"ray.address: {address} gives no cluster" if address else "runtime: ray does not start"
-        raise ConfigError(f"{where} ({what}); check `ray status` there") from error
+        do = "check `ray status` there"
+        if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
+            do += ", and where that cluster asks for a token set RAY_AUTH_MODE=token"  # Ray says not why
+        raise ConfigError(f"{where} ({what}); {do}") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, former)  # Ray has put its own in its place
