@@ -97,8 +97,8 @@ class Piped:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def close(self) -> None:
-        """End it and all that it started."""
+    def close(self, grace: float = GRACE) -> None:
+        """End it and all that it started, by force what has not ended by itself after `grace` seconds."""
         if self.closed:
             return
         self.closed = True
@@ -106,7 +106,7 @@ class Piped:
         assert self.process.stdout is not None
         self.process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(GRACE)
+            self.process.wait(grace)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

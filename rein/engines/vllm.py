@@ -162,7 +162,7 @@ class VllmEngine:
         try:
             yield
         except BaseException:
-            self.close()
+            self.process.close(grace=1.0)
             raise
 
     def _told(self, timeout: float | None = None) -> dict[str, Any]:
