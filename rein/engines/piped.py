@@ -42,6 +42,7 @@ class Piped:
                 environment.pop(name, None)
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process may write)
         self.heard = bytearray()
+        self.words = ""  # its last, once it has ended
         self.closed = False
         try:
             self.process = subprocess.Popen(
@@ -111,9 +112,13 @@ class Piped:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.process.stdout.close()
+        self.words = self.last_words()
+        self.errors.close()
 
     def last_words(self) -> str:
         """The end of its standard error, as the rest of a sentence."""
+        if self.errors.closed:
+            return self.words
         size = self.errors.seek(0, os.SEEK_END)
         self.errors.seek(max(size - LAST_BYTES, 0))
         lines = [line for line in self.errors.read().decode(errors="replace").splitlines() if line.strip()]
