@@ -34,6 +34,10 @@ class GuardStop(ReinError, RuntimeError):
     exit_code = 4
 
 
+class RefreshAsked(GuardStop):
+    """Training wants rows by the actor as it is now; its state is saved."""
+
+
 class GateFailed(ReinError, RuntimeError):
     """The result did not pass the gate; nothing was exported."""
 

@@ -57,7 +57,7 @@ READS: Mapping[str, tuple[str, ...]] = {
 _WHERE_RUN = ("device", "attn_implementation", "use_liger")  # of the model
 _NO_EFFECT = {"trainer": ("logger", "save_freq", "profile")}
 _ONLY_TRAIN = {
-    "data": ("train_batch_size", "val_files", "leave_out", "behavior", "behavior_model"),
+    "data": ("train_batch_size", "val_files", "behavior", "behavior_model"),
     "sft": ("share", "coef"),
 }
 

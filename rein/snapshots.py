@@ -26,7 +26,7 @@ from torch import Tensor
 from rein.errors import CheckpointError
 from rein.sharded import is_cut, own_part
 
-VERSION = 5
+VERSION = 6
 OURS = re.compile(r"(step|\.old)-(0|[1-9][0-9]*)")
 
 

@@ -297,7 +297,7 @@ def test_a_snapshot_of_another_version_is_named_as_such(tmp_path: Path) -> None:
     body = json.loads((saved / "state.json").read_text())
     body["version"] = 99
     (saved / "state.json").write_text(json.dumps(body))
-    with pytest.raises(CheckpointError, match=r"state.json: version 99 is not 5"):
+    with pytest.raises(CheckpointError, match=r"state.json: version 99 is not 6"):
         load(saved)
 
 
@@ -310,8 +310,8 @@ def test_a_snapshot_of_another_version_is_named_as_such(tmp_path: Path) -> None:
         ("4", "is no state of Rein's"),
         ("", "damaged"),
         ("{'version': 4}", "damaged"),
-        ('{"version": "4", "step": 3}', "version '4' is not 5"),
-        ('{"version": 3, "number": 1, "meta": {}}', "version 3 is not 5"),
+        ('{"version": "4", "step": 3}', "version '4' is not 6"),
+        ('{"version": 3, "number": 1, "meta": {}}', "version 3 is not 6"),
     ],
 )
 def test_foreign_json_is_named_as_such(text: str, said: str, tmp_path: Path) -> None:

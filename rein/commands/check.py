@@ -13,9 +13,9 @@ from typing import Any
 from rein.commands.check_audit import as_planned, audited
 from rein.commands.check_fit import SUM, fit_lines, memory_table, refuse_undividable
 from rein.commands.check_guards import guards_line
-from rein.commands.check_memory import estimate
+from rein.commands.check_memory import Parts, estimate, is_apart, stage_of
 from rein.commands.check_plan import Plan, open_encoder, plan_all
-from rein.commands.check_shapes import Shape, sizes
+from rein.commands.check_shapes import Shape, refuse_damaged, sizes
 from rein.config import paths
 from rein.config.recipe import Recipe
 from rein.config.rules import kl_coefs
@@ -37,6 +37,7 @@ def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str
     """Print the plan; returns it. Raises what the stages would raise for missing or unusable inputs."""
     pipeline.preflight(recipe, recipe.stages)
     given, recipe = recipe, as_planned(recipe)
+    refuse_damaged(recipe)
     plans = plan_all(recipe, open_encoder(recipe, Path(paths.base_model(recipe)).expanduser()))
     shapes = sizes(recipe)
     refuse_undividable(recipe, shapes)
@@ -49,8 +50,7 @@ def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str
     for plan in plans.values():
         for note in plan.notes:
             console.say(f"  {plan.stage}: {note}")
-    each = f" of each of {recipe.ranks} processes (sft, reward, train)" if recipe.ranks > 1 else ""
-    console.say(f"peak memory{each}, estimated:")
+    console.say(f"peak memory{_of_each(recipe)}, estimated:")
     for line in _table(*memory_table(memory)):
         console.say(f"  {line}")
     fits, too_small = fit_lines(recipe, memory)
@@ -60,7 +60,7 @@ def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str
         on_actors = role == "critic" and recipe.critic.model.share_trunk
         console.say(f"  {role}: {'adapters on the trunk of the actor' if on_actors else _millions(shape)}")
     if "train" in plans:
-        console.say(guards_line(recipe, plans["train"], memory.get("train")))
+        console.say(guards_line(recipe, plans["train"], _trained(memory)))
     said, warned = audited(given)
     for line in said:
         console.say(f"  {line}")
@@ -76,6 +76,20 @@ def run(recipe: Recipe, console: Console, *, rehearse: bool = False) -> dict[str
     if rehearse:
         _rehearse(recipe, console)
     return {"plans": plans, "memory": memory, "sizes": shapes, "warnings": warnings}
+
+
+def _of_each(recipe: Recipe) -> str:
+    if recipe.ranks == 1:
+        return ""
+    what = "processes" if recipe.runtime == "fsdp" else "workers"
+    train = "train's actor, train's critic" if is_apart(recipe) else "train"
+    return f" of each of {recipe.ranks} {what} (sft, reward, {train})"
+
+
+def _trained(memory: dict[str, Parts]) -> Parts | None:
+    """What a rank of train, or one of each role's, holds together of what snapshots have."""
+    found = [parts.adam for row, parts in memory.items() if stage_of(row) == "train"]
+    return Parts(adam=sum(found)) if found else None
 
 
 def _rehearse(recipe: Recipe, console: Console) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from rein.commands.check_memory import Parts
+from rein.commands.check_memory import Parts, stage_of
 from rein.commands.check_shapes import Shape
 from rein.config.recipe import Recipe
 from rein.errors import ConfigError
@@ -29,7 +29,7 @@ COLUMNS = {
 }
 SUM = (
     "sum: the process, weights, Adam, holes, and the larger of gradients + gathered + activations + probe "
-    "(over ranks the larger of these) and decoding"
+    "(over ranks the larger of these) and decoding; or, if more, the process and opening"
 )
 
 
@@ -46,16 +46,16 @@ def fit_lines(recipe: Recipe, memory: Mapping[str, Parts]) -> tuple[list[str], l
     """What the stage that needs most takes of this machine, and a warning where it has not so much."""
     if not memory:
         return [], []
-    there = memory_of_machine()
-    takes = {stage: parts.total * processes(recipe, stage) for stage, parts in memory.items()}
+    there, takes = memory_of_machine(), dict[str, float]()
+    for row, parts in memory.items():
+        takes[stage_of(row)] = takes.get(stage_of(row), 0.0) + parts.total * processes(recipe, row)
     stage = max(takes, key=lambda name: takes[name])
-    count = processes(recipe, stage)
-    together = (
-        f"{count} processes of a machine, {_bytes(takes[stage])} together" if count > 1 else "one process"
-    )
-    said = [f"{stage} needs most: {_bytes(memory[stage].total)} in {together}; here are {_bytes(there)}"]
-    if recipe.nnodes > 1:
+    kinds = {row: parts for row, parts in memory.items() if stage_of(row) == stage}
+    said = [f"{stage} needs most: {_needed(recipe, kinds, takes[stage])}; here are {_bytes(there)}"]
+    if recipe.nnodes > 1 and recipe.runtime == "fsdp":
         said.append(f"nnodes {recipe.nnodes}: needs torchrun on each machine, each with that much memory")
+    elif recipe.nnodes > 1 and recipe.ray.address is not None:
+        said.append(f"nnodes {recipe.nnodes}: each machine of the cluster needs that much memory")
     if takes[stage] <= there:
         return said, []
     do = (
@@ -64,9 +64,26 @@ def fit_lines(recipe: Recipe, memory: Mapping[str, Parts]) -> tuple[list[str], l
     return said, [f"{stage} needs {_bytes(takes[stage])}, this machine has {_bytes(there)}: {do}"]
 
 
-def processes(recipe: Recipe, stage: str) -> int:
-    """That one machine holds at a time."""
-    return recipe.nproc if recipe.ranks > 1 and stage in pipeline.ON_RANKS else 1
+def _needed(recipe: Recipe, kinds: Mapping[str, Parts], together: float) -> str:
+    """By the processes of a stage, of one kind or several."""
+    if len(kinds) == 1:
+        ((row, parts),) = kinds.items()
+        count = processes(recipe, row)
+        where = f"{count} processes of a machine, {_bytes(together)} together" if count > 1 else "one process"
+        return f"{_bytes(parts.total)} in {where}"
+    of_kinds = [
+        f"{processes(recipe, row)} x {_bytes(parts.total)} ({row.partition(': ')[2] or 'worker'})"
+        for row, parts in kinds.items()
+    ]
+    return f"{' + '.join(of_kinds)} on a machine, {_bytes(together)} together"
+
+
+def processes(recipe: Recipe, row: str) -> int:
+    """Of a row of the estimate, that one machine holds at a time; Ray spreads a crew's over the machines."""
+    if row.endswith(": driver") or not (recipe.ranks > 1 and stage_of(row) in pipeline.ON_RANKS):
+        return 1
+    here = recipe.runtime == "ray" and recipe.ray.address is None  # a cluster of this machine alone
+    return recipe.ranks if here else recipe.nproc
 
 
 def memory_of_machine() -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rein.commands.check_packs import Pack, largest_pack
+from rein.commands.check_rounds import rounds_of
 from rein.config import paths
 from rein.config.methods import needs, reads_scores
 from rein.config.recipe import Recipe
@@ -143,13 +144,13 @@ def _train(recipe: Recipe, encoder: Encoder, plans: dict[str, Plan]) -> Plan:
     algorithm = recipe.algorithm
     selects = algorithm.filter_threshold is not None or algorithm.filter_groups.enable
     selects = selects or "pairs" in needs(recipe)  # how many rows will be left is not known yet
-    if recipe.data.train_batch_size > rows and not (made and selects):
+    if recipe.data.train_batch_size > rows and not (made and selects) and recipe.trainer.refresh_every < 1:
         raise ConfigError(
             f"data.train_batch_size {recipe.data.train_batch_size} is larger than the {rows} rows to train "
             f"on; set it to {rows} or less, or give more prompts (data.holdout_fraction holds back 64)"
         )
     work, passes, notes = _updates(recipe, rows)
-    notes += _mixed(recipe, encoder)
+    notes += (*_mixed(recipe, encoder), *rounds_of(recipe, encoder, _batches(recipe, rows)))
     if recipe.data.val_files:
         given = load_prompts(recipe.data.val_files, encoder, recipe.data)
         notes = (

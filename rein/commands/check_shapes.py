@@ -1,6 +1,6 @@
 """Sizes of a recipe's models, from config.json and the headers of safetensors files alone.
 
-Loads no weights. Part of commands/check.py.
+Refuses files that are not as long as their headers say. Loads no weights. Part of commands/check.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import Any
 from rein.config import paths
 from rein.config.methods import needs
 from rein.config.recipe import Recipe
+from rein.errors import CheckpointError, shown
 from rein.model_files import read_json
 from rein.rewards import uses_model
 from rein.stages import pipeline
+
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,17 @@ def sizes(recipe: Recipe) -> dict[str, Shape | None]:
     elif uses_model(recipe.score.reward):
         named["reward model"] = paths.reward_model(recipe)
     return {role: read_shape(_origin(recipe, path)) for role, path in named.items()}
+
+
+def refuse_damaged(recipe: Recipe) -> None:
+    """Raise CheckpointError where a model that a stage will open has weights that cannot be whole."""
+    for stage in recipe.stages:
+        for name in pipeline.stage_inputs(recipe, stage):
+            folder = Path(name).expanduser()
+            base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+            for each in [folder, Path(str(base))] if base else [folder]:
+                for file in [*_weights(each), *each.glob("adapter_model*.safetensors")]:
+                    _header(file)
 
 
 def _origin(recipe: Recipe, path: str) -> Path:
@@ -112,15 +126,33 @@ def _size(shape: tuple[int, ...]) -> int:
     return product
 
 
+def _weights(folder: Path) -> list[Path]:
+    return sorted(folder.glob("model*.safetensors")) if folder.is_dir() else []
+
+
 def _tensors(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, from the headers of the folder's safetensors files (8 bytes of length, then JSON)."""
+    """Shapes by name, from the headers of the folder's safetensors files."""
     found: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob("model*.safetensors")) if folder.is_dir() else []:
-        try:
-            with file.open("rb") as stream:
-                (length,) = struct.unpack("<Q", stream.read(8))
-                header = json.loads(stream.read(min(length, 2**27)))
-            found |= {name: tuple(e["shape"]) for name, e in header.items() if name != "__metadata__"}
-        except (OSError, ValueError, KeyError, TypeError, struct.error):
-            return {}
+    for file in _weights(folder):
+        found |= _header(file)
     return found
+
+
+def _header(file: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by name: 8 bytes of length, then JSON, then the numbers, up to the last one's end.
+
+    Raises CheckpointError where the file is of another size.
+    """
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            entries = json.loads(stream.read(min(length, 2**27)))
+        entries.pop("__metadata__", None)
+        shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
+        size = file.stat().st_size
+        whole = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+    except _UNREADABLE as error:
+        raise CheckpointError(f"{file}: cannot be read ({shown(str(error))}); copy it anew") from error
+    if size != whole:
+        raise CheckpointError(f"{file}: has {size:,} bytes, its header says {whole:,}; copy it anew")
+    return shapes

@@ -108,7 +108,7 @@ class Data(Section):
     max_bad_fraction: Share = 0.01
     behavior: Literal["stored", "recomputed", "unknown"] | None = None  # default: stored where there are any
     behavior_model: MaybePlace = None  # who wrote the responses, for recomputed
-    leave_out: Files = []  # rows that answer a prompt of these files are not trained on
+    leave_out: Files = []  # the prompts of these files are not trained on, and not answered by rollout
     holdout_fraction: Share = 0.05  # of prompts, at least 64 and at most 500
     apply_chat_template: bool | None = None  # default: where there is one; false: raw text
 
@@ -182,6 +182,7 @@ class Rollout(Section):
     max_new_tokens: Positive | None = None  # default: data.max_response_length
     batch_size: Positive = 128  # rows decoded together
     max_prompts: Positive | None = None
+    skip_prompts: Count = 0  # passed over before max_prompts are taken; beyond the end it goes round
     stop: list[str] = []  # texts that end a response, beside the model's own stop ids
     policy_version: Count = 0
 
@@ -367,6 +368,10 @@ class Trainer(Section):
     val_before_train: bool = True
     val_prompts: Positive = 200
     save_freq: Every = -1  # snapshot every so many steps, and always at the end
+    # By `rein run`: after so many steps fresh rollouts of the actor, scored, and on with them; 1 is on-policy
+    # PPO. -1: only where a guard asks for them.
+    refresh_every: Every = -1
+    keep_versions: Positive = 1  # of the policies whose rows are trained on after that: the newest
     profile: list[Positive] = []  # steps of which train/profile/ gets a trace, of rank 0
     logger: Annotated[list[Literal["console", "jsonl"]], BeforeValidator(as_list)] = ["console", "jsonl"]
 

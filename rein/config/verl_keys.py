@@ -20,6 +20,7 @@ PREFIX = "actor_rollout_ref."
 PREFIXES = ("actor", "model", "rollout", "ref")
 
 RENAMED = {
+    "train.refresh_every": "trainer.refresh_every",
     "algorithm.clip_ratio": "actor.clip_ratio",
     "actor.max_grad_norm": "actor.grad_clip",
     "actor.tau_pos": "actor.policy_loss.tau_pos",

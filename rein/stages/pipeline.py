@@ -22,12 +22,13 @@ from rein.config.load import dump, write_json
 from rein.config.methods import AUTO
 from rein.config.recipe import Recipe, RewardSpec
 from rein.data.files import sources
-from rein.errors import CheckpointError, ConfigError
+from rein.errors import CheckpointError, ConfigError, RefreshAsked
 from rein.guards.presets import guards_of
 from rein.remedies import soften
 from rein.rewards import build, uses_model
 from rein.runtime.lock import held
 from rein.runtime.memory import free_models
+from rein.stages import rounds
 from rein.stages.process import Stage, clustered, on_ranks, prepare_process
 from rein.tracking.console import Console
 from rein.types import Softening
@@ -59,14 +60,7 @@ def _run(recipe: Recipe, console: Console) -> dict[str, Any]:
     dump(recipe, out / "recipe.json")
     started, skipped = time.monotonic(), 0.0
     for stage in recipe.stages:
-        done = _done_before(recipe, stage)
-        if done is None:
-            (out / "summary.json").unlink(missing_ok=True)  # it would tell of another run
-            console.say(f"{stage}: {paths.stage_dir(recipe, stage)}")
-            run_stage(stage, recipe, console)
-        else:
-            console.say(f"{stage}: done before ({done:.0f} s), skipped")
-            skipped += done
+        skipped += (_train if stage == "train" else _unless_done)(stage, recipe, console)
         if stage == "evaluate" or stage == recipe.stages[-1]:  # the report shows the summary
             _summarize(recipe, time.monotonic() - started + skipped)
     summary = _summarize(recipe, time.monotonic() - started + skipped)
@@ -84,10 +78,44 @@ def _run(recipe: Recipe, console: Console) -> dict[str, Any]:
     return summary
 
 
+def _unless_done(stage: str, recipe: Recipe, console: Console) -> float:
+    """Run the stage; the seconds that it took before, where the same work was done."""
+    if (done := _done_before(recipe, stage)) is not None:
+        console.say(f"{stage}: done before ({done:.0f} s), skipped")
+        return done
+    (Path(recipe.out) / "summary.json").unlink(missing_ok=True)  # it would tell of another run
+    console.say(f"{stage}: {paths.stage_dir(recipe, stage)}")
+    _run_stage(stage, recipe, console)
+    return 0.0
+
+
+def _train(stage: str, recipe: Recipe, console: Console) -> float:
+    """Train; where it asks for fresh rollouts make them, score them and go on, as often as it asks."""
+    if recipe.resume == "never" and _done_before(rounds.training(recipe), stage) is None:
+        rounds.clear(recipe)
+    able = recipe.trainer.refresh_every > 0 or "score" in recipe.stages  # the reward is the recipe's own
+    while True:
+        if (now := rounds.current(recipe)).number and _done_before(rounds.training(recipe), stage) is None:
+            making = rounds.making(recipe, now)
+            for earlier in making.stages:
+                preflight(making, [earlier])
+                _unless_done(earlier, making, console)
+        try:
+            return _unless_done(stage, rounds.training(recipe), console)
+        except RefreshAsked as asked:
+            if not able:
+                raise
+            console.say(f"round {rounds.current(recipe).number}: {asked}")
+
+
 def run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
     """One stage, timed, with its manifest; returns its facts."""
     preflight(recipe, [stage])
     with nullcontext() if stage in BESIDE else held(Path(recipe.out)):
+        if stage == "train":
+            if recipe.resume == "never":
+                rounds.clear(recipe)
+            recipe = rounds.training(recipe)
         return _run_stage(stage, recipe, console)
 
 

@@ -27,6 +27,7 @@ from rein.models.place import loading
 from rein.protocols import Tell
 from rein.runtime.seeding import derive
 from rein.stages.engines import engine_of
+from rein.stages.leave_out import without_prompts
 from rein.stages.shards import Shards, cut, key_of
 from rein.stages.tokens import FACT, compared, encoder_in
 from rein.tracking.console import Console
@@ -104,9 +105,13 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         loaded = load_prompts(paths.rollout_files(recipe), encoder, recipe.data)
     for note in loaded.notes:
         console.say(f"data: {note}")
-    prompts = loaded.rows[: rollout.max_prompts]
     counts = {"in": loaded.total, "rejected": len(loaded.rejects)}
-    if beyond := len(loaded.rows) - len(prompts):
+    known = without_prompts(loaded.rows, recipe, encoder)
+    if left_out := len(loaded.rows) - len(known):
+        counts["left_out"] = left_out
+    begin = rollout.skip_prompts % max(len(known), 1)
+    prompts = [*known[begin:], *known[:begin]][: rollout.max_prompts]
+    if beyond := len(known) - len(prompts):
         counts["beyond_max_prompts"] = beyond
     said = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items())
     console.say(f"prompts: {said}, {len(prompts)} answered {rollout.n} times")

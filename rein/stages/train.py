@@ -87,6 +87,9 @@ def train(job: Job, interrupt: Interrupt, advance: Advance) -> None:
                 warn_of_unread(job)
         obey(job, verdict, experience, advance)
         reins.anew = False  # the rewards are clipped otherwise: what is left of the batch is made again
+    if job.until < job.batches:
+        every = Verdict(Action.REFRESH, f"trainer.refresh_every {job.recipe.trainer.refresh_every}")
+        obey(job, every, None, advance)
 
 
 def updates(
@@ -164,7 +167,7 @@ def graver(one: Verdict, other: Verdict) -> Verdict:
 
 def experiences(job: Job) -> Iterator[Experience]:
     """A batch after the other from the cursor on; the one a snapshot was taken in is the stored one."""
-    while job.cursor.batch < job.batches:
+    while job.cursor.batch < job.until:
         job.profiler.step(job.cursor.batch + 1)
         kept, job.kept_experience = job.kept_experience, None
         rows, coef = job.rows_of(job.cursor.batch), job.learner.softened(job.learner.kl_coef_in_reward)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rein.data.parquet import write_rows
+from rein.data.schemas import TRAJECTORIES, trajectory_row
 from rein.drafts import twin_folder
-from rein.errors import CheckpointError, GuardStop
-from rein.stages import train_pace
+from rein.errors import CheckpointError, GuardStop, RefreshAsked
+from rein.stages import rounds, train_pace
 from rein.stages.tokens import FACT
 
 if TYPE_CHECKING:
@@ -55,6 +57,35 @@ def end(job: Job) -> dict[str, Any]:
         "speed": speed,
         **({"workers": busy} if (busy := job.team.busy()) else {}),
     }
+
+
+def ask_for_rows(job: Job, why: str) -> GuardStop:
+    """Leave what a round of fresh rollouts begins from: the actor, the held-out rows, which round it is.
+
+    The state is saved, `last` written. What to raise: a plain stop where this very batch is of fresh rows,
+    for fresher ones would not help.
+    """
+    now, cursor, number = job.round, job.cursor, job.round.number + 1
+    begin = min(cursor.batch + (cursor.update > 0), job.batches - 1)
+    if now.number and begin == now.begin:
+        return GuardStop(f"train: {why}, and the rows were fresh; look at the rule that asks for others")
+    held = rounds.held_out_file(job.recipe)
+    if not now.number and job.rows.held_out:
+        write_rows(held, [trajectory_row(row) for row in job.rows.held_out], TRAJECTORIES, job.rows.marks)
+    _same(job.folder / "last", rounds.actor_folder(job.recipe, number))
+    wanted = rounds.Round(
+        number,
+        begin=begin,
+        batches=job.batches,
+        steps=job.steps,
+        temperature=job.reins.soft.temperature,
+        obeyed=now.obeyed or (job.audited and (job.audited.method, job.audited.settings)),
+    )
+    rounds.ask(job.recipe, wanted)
+    return RefreshAsked(
+        f"train: {why}: asks for fresh rollouts, which `rein run` makes and goes on with, or any command "
+        f"with the actor {job.folder / 'last'} ({job.snapshots.folder})"
+    )
 
 
 def _same(last: Path, best: Path) -> None:

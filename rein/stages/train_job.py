@@ -27,6 +27,7 @@ from rein.runtime.memory import give_back_now
 from rein.runtime.profiler import Profiler
 from rein.runtime.seeding import derive
 from rein.snapshots import Snapshots
+from rein.stages.rounds import Round
 from rein.stages.team import Team, make_learner
 from rein.stages.train_end import end
 from rein.stages.train_pace import Pace
@@ -55,8 +56,9 @@ class Job:
         probe: Probe,
         validator: Validator | None,
         clock: Clock,
+        now: Round,
     ) -> None:
-        self.recipe, self.console = recipe, console
+        self.recipe, self.console, self.round = recipe, console, now
         self.rows, self.train_rows, self.start = rows, rows.train, start
         self.team = team
         self.actor, self.critic = actor, critic = team.actor, team.critic
@@ -72,18 +74,19 @@ class Job:
         self.longest = max(len(row.prompt_ids) + len(row.response_ids) for row in rows.train)
         self.units = units(rows.train, paired=paired, grouped=grouped)
         self.per_epoch = len(self._plan(0))
-        self.batches = recipe.trainer.total_training_steps or recipe.trainer.total_epochs * self.per_epoch
+        trainer = recipe.trainer
+        self.batches = now.batches or trainer.total_training_steps or trainer.total_epochs * self.per_epoch
+        every = trainer.refresh_every
+        self.until = min(now.begin + every, self.batches) if every > 0 else self.batches  # of this round
         self.fit_steps = recipe.trainer.critic_warmup if critic is not None else 0
-        sizes = self._sizes()
-        actor_steps = optimizer_steps(recipe, "actor", sizes, longest)
-        critic_steps = optimizer_steps(recipe, "critic", sizes, longest) if critic is not None else 0
-        self.total_updates = self.fit_steps + actor_steps + critic_steps
+        self.steps = now.steps or self._steps(longest)
+        self.total_updates = self.fit_steps + sum(self.steps.values())
         in_reward, in_loss, _ = kl_coefs(recipe)
         options = {
             "kl_coef_in_loss": in_loss,
             "kl_coef_in_reward": in_reward,
-            "actor_steps": actor_steps,
-            "critic_steps": critic_steps + self.fit_steps,
+            "actor_steps": self.steps["actor"],
+            "critic_steps": self.steps.get("critic", 0) + self.fit_steps,
             "demonstrations": rows.demonstrations,
             "longest_group": longest,
         }
@@ -111,7 +114,12 @@ class Job:
         first = [len(batch) for batch in self._plan(0)]
         if alike:
             return Counter({size: n * epochs for size, n in Counter(first).items()}) + Counter(first[:rest])
-        return Counter(len(self._rows_of(batch)) for batch in range(self.batches))
+        return Counter(len(self._rows_of(self.round.begin + batch)) for batch in range(self.batches))
+
+    def _steps(self, longest: int) -> dict[str, int]:
+        """Optimizer steps of each role, critic fit apart."""
+        roles = ["actor"] if self.critic is None else ["actor", "critic"]
+        return {role: optimizer_steps(self.recipe, role, self._sizes(), longest) for role in roles}
 
     def _plan(self, epoch: int) -> list[list[int]]:
         data, seed = self.recipe.data, self.recipe.data_seed
@@ -121,10 +129,11 @@ class Job:
         return self._planned[1]
 
     def _rows_of(self, batch: int) -> list[int]:
+        batch -= self.round.begin
         return self._plan(batch // self.per_epoch)[batch % self.per_epoch]
 
     def rows_of(self, batch: int) -> list[Trajectory]:
-        """The rows of a batch: a function of the data seed and the batch's number alone."""
+        """The rows of a batch: a function of the data seed and the batch's number in its round alone."""
         return without([self.train_rows[i] for i in self._rows_of(batch)], self.reins.excluded)
 
     def updates_of(self, rows: list[Trajectory], batch: int) -> list[Update]:

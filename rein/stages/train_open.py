@@ -30,6 +30,7 @@ from rein.runtime.clock import Clock
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
 from rein.snapshots import RunState, load
+from rein.stages.rounds import Round, current, held_out_file
 from rein.stages.team import Team, make_engine, make_passes, make_probe, model_options, team_of
 from rein.stages.tokens import compared, encoder_of
 from rein.stages.train_budget import with_budget
@@ -51,13 +52,14 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     A rehearsal restores and writes nothing.
     """
     clock, start = Clock(), paths.start_policy(recipe, "train")
+    now, held = Round() if rehearsal else current(recipe), held_out_file(recipe)
     actor = _open_actor(recipe)
     encoder = encoder_of(actor, recipe)
     marks = compared(encoder, console, start, [*paths.train_files(recipe), *paths.mixed_files(recipe)])
     folder = paths.stage_dir(recipe, "train")
     audited = None
     if recipe.algorithm.method == AUTO:
-        recipe, audited = _obey(recipe, console, actor, encoder, None if rehearsal else folder)
+        recipe, audited = _obey(recipe, console, actor, encoder, None if rehearsal else folder, now)
     wanted = needs(recipe)
     counts: Counts = {}
     kept = None if rehearsal else folder
@@ -65,6 +67,7 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         rows = load_rows(
             recipe, console, encoder, kept,
             lambda some: recomputed(recipe, console, actor.tokenizer, some, counts, clock),
+            held if now.number and held.exists() else None,
         )  # fmt: skip
         rows.demonstrations = load_mixing(recipe, console, encoder, rows.held_out, kept)
     rows.marks = marks
@@ -89,15 +92,14 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
         reference=reference,
         passes=passes,
     )
-    budget = recipe.actor.token_budget
     probe_rows = sorted(rows.held_out, key=lambda row: row.key)[:PROBE_ROWS]
     with clock("probe"):
-        probe = team.made("probe", make_probe, probe_rows, budget)
+        probe = team.made("probe", make_probe, probe_rows, recipe.actor.token_budget)
     validator = None if rehearsal else _validator(recipe, console, team, encoder, rows.held_out, folder)
     maker.clock = clock
     if validator is not None:
         validator.clock = clock
-    job = Job(recipe, console, rows, _content(actor, critic), team, maker, probe, validator, clock)
+    job = Job(recipe, console, rows, _content(actor, critic), team, maker, probe, validator, clock, now)
     job.audited = audited
     job.cached = counts
     if not rehearsal:
@@ -107,9 +109,14 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
 
 
 def _obey(
-    recipe: Recipe, console: Console, actor: Actor, encoder: Encoder, folder: Path | None
-) -> tuple[Recipe, Verdict]:
-    """The recipe that the audit's verdict asks for. Raises DataError where it says not to train."""
+    recipe: Recipe, console: Console, actor: Actor, encoder: Encoder, folder: Path | None, now: Round
+) -> tuple[Recipe, Verdict | None]:
+    """The recipe that the audit's verdict asks for. Raises DataError where it says not to train.
+
+    A later round obeys what the first one was told.
+    """
+    if now.obeyed:
+        return settled_by(recipe, *now.obeyed)[0], None
     files = paths.train_files(recipe)
     with rejects_kept(folder and folder / "rejects.jsonl"):
         found = audit(recipe, files, actor, encoder)
@@ -253,11 +260,15 @@ def _resume(job: Job) -> None:
         state, passed_over = job.snapshots.newest()
         for line in passed_over:
             job.console.say(f"resume: {line} passed over")
+        if state is None and job.round.number:
+            raise CheckpointError(
+                f"{job.snapshots.folder}: no snapshot is left of the run that asked for round "
+                f"{job.round.number}; begin anew with resume=never"
+            )
         if state is None or not restore(job, state):
             _start_anew(job)
             return
         job.snapshots.drop_after(job.cursor.number)  # broken ones, or they would count as the newest
-    job.reins.ground()
     job.console.say(f"resume: from update {job.cursor.done} of {job.total_updates}")
 
 

@@ -17,6 +17,7 @@ from rein.guards.presets import KL, acts, guards_of
 from rein.journal import Journal
 from rein.remedies import changed, relaxed, soften
 from rein.snapshots import RunState
+from rein.stages.train_end import ask_for_rows
 from rein.stages.train_state import go_back
 from rein.tracking.webhook import Webhook
 from rein.types import Action, Experience, Metrics, Softening, Trajectory, Verdict
@@ -205,8 +206,9 @@ class Reins:
         self._event("end", job.cursor.number, action=action.value, reason=why)
         if action is not Action.STOP:
             job.team.files.save("actor", job.folder / "last")
+        if action is Action.REFRESH:
+            raise ask_for_rows(job, why)
         words = {
-            Action.REFRESH: "asks for fresh rollouts (rein rollout with train's last, score, train again)",
             Action.PAUSE: "paused; read journal.jsonl, then go on with the same command",
             Action.STOP: "stopped; the state before is saved",
         }
@@ -263,9 +265,12 @@ class Reins:
         self.journal.resumed(state["journal"], number)
         self.apply()
 
-    def ground(self) -> None:
-        """After a resume: where the good or the best snapshot is not in this folder, this one must do."""
-        there = set(self.job.snapshots.numbers())
+    def ground(self, *, anew: bool) -> None:
+        """After a resume: where the good or the best snapshot is not in this folder, this one must do.
+
+        `anew`: a round begins, and what is of other rows is nothing to go back to.
+        """
+        there = set() if anew else set(self.job.snapshots.numbers())
         self.pending = [number for number in self.pending if number in there]
         if self.job.best.get("snapshot") not in there:
             self.job.best.pop("snapshot", None)

@@ -21,7 +21,6 @@ from rein.data.batches import over_budget_note
 from rein.data.groups import refuse_lacking, select
 from rein.data.loader import (
     load_demonstrations,
-    load_prompts,
     load_trajectories,
     rejects_kept,
     write_rejects,
@@ -33,6 +32,7 @@ from rein.errors import ConfigError, DataError
 from rein.functional.kl import OFF_POLICY
 from rein.functional.rewards import score_statistics
 from rein.runtime.seeding import derive
+from rein.stages.leave_out import without_prompts
 from rein.tracking.console import Console
 from rein.types import Trajectory
 
@@ -64,6 +64,7 @@ def load_rows(
     encoder: Encoder,
     folder: Path | None,
     complete: Callable[[list[Trajectory]], list[Trajectory]],  # adds what the file lacks to its rows
+    kept: Path | None = None,  # the rows that the first round held out
 ) -> Rows:
     files = paths.train_files(recipe)
     with rejects_kept(folder and folder / "rejects.jsonl"):
@@ -77,10 +78,21 @@ def load_rows(
         write_rejects(folder / "rejects.jsonl", loaded.rejects)
     if folder is None and "pairs" in needs(recipe):  # a rehearsal's few rows need not score differently
         loaded.rows = [row.with_score(float(i % 2)) for i, row in enumerate(loaded.rows)]
-    left_out = _leave_out(recipe, encoder, loaded.rows)
-    loaded.rows = complete(loaded.rows)
-    train, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.data_seed, "holdout"))
-    counts = {"in": loaded.total, "rejected": len(loaded.rejects), **left_out, "held_out": len(held_out)}
+    known = without_prompts(loaded.rows, recipe, encoder)
+    left_out = {"left_out": len(loaded.rows) - len(known)} if recipe.data.leave_out else {}
+    loaded.rows = complete(known)
+    if kept is None:
+        seed = derive(recipe.data_seed, "holdout")
+        train, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, seed)
+    else:
+        held_out = complete(load_trajectories([str(kept)], encoder, recipe.data).rows)
+        train = _of_other_prompts(loaded.rows, held_out)
+    counts = {
+        "in": loaded.total,
+        "rejected": len(loaded.rejects),
+        **left_out,
+        "held_out": len(loaded.rows) - len(train),
+    }
     refuse_lacking(recipe, files[0], loaded.rows)
     train, unused = select(
         train,
@@ -94,30 +106,41 @@ def load_rows(
     _warn(recipe, console, train)
     said = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
     console.say(f"rows: {said}")
-    if folder is not None and recipe.data.train_batch_size > len(train):
-        raise ConfigError(
-            f"data.train_batch_size {recipe.data.train_batch_size} is larger than the {len(train)} rows "
-            f"to train on ({said}); set it to {len(train)} or less, or give "
-            "more prompts (at least 64 are held out: data.holdout_fraction)"
-        )
-    control = recipe.algorithm.kl_ctrl.type
-    if folder is not None and control in ("adaptive", "moving_average") and not held_out:
-        raise DataError(
-            f"{files[0]}: algorithm.kl_ctrl.type {control} reads a probe of held-out rows, and none is held "
-            "out; give more prompts, raise data.holdout_fraction, or write fixed"
-        )
+    if folder is not None:
+        rows_vary = kept is not None or recipe.trainer.refresh_every > 0  # from round to round
+        _refuse_few(recipe, console, train, held_out, said, rows_vary=rows_vary)
     return Rows(train, held_out, counts)
 
 
-def _leave_out(recipe: Recipe, encoder: Encoder, rows: list[Trajectory]) -> dict[str, int]:
-    """Take the rows out that answer a prompt of data.leave_out; how many."""
-    if not recipe.data.leave_out:
-        return {}
-    others = load_prompts(recipe.data.leave_out, encoder, recipe.data).rows
-    keys = {prompt_key(prompt.prompt_ids) for prompt in others}
-    before = len(rows)
-    rows[:] = [row for row in rows if prompt_key(row.prompt_ids) not in keys]
-    return {"left_out": before - len(rows)}
+def _refuse_few(
+    recipe: Recipe,
+    console: Console,
+    train: list[Trajectory],
+    held_out: list[Trajectory],
+    counted: str,
+    *,
+    rows_vary: bool,
+) -> None:
+    """Raise where there are fewer rows than a batch, or none for the probe that a controller reads."""
+    size, there = recipe.data.train_batch_size, len(train)
+    if size > there and not (train and rows_vary):
+        raise ConfigError(
+            f"data.train_batch_size {size} is larger than the {there} rows to train on ({counted}); set it "
+            f"to {there} or less, or give more prompts (at least 64 are held out: data.holdout_fraction)"
+        )
+    if size > there:
+        console.say(f"rows: {there} are a batch, fewer than data.train_batch_size")
+    control = recipe.algorithm.kl_ctrl.type
+    if control in ("adaptive", "moving_average") and not held_out:
+        raise DataError(
+            f"{paths.train_files(recipe)[0]}: algorithm.kl_ctrl.type {control} reads a probe of held-out "
+            "rows, and none is held out; give more prompts, raise data.holdout_fraction, or write fixed"
+        )
+
+
+def _of_other_prompts(rows: list[Trajectory], others: list[Trajectory]) -> list[Trajectory]:
+    keys = {prompt_key(row.prompt_ids) for row in others}
+    return [row for row in rows if prompt_key(row.prompt_ids) not in keys]
 
 
 def without(rows: list[Trajectory], excluded: Collection[str]) -> list[Trajectory]:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 EXPERIENCE_TENSORS = [f.name for f in dataclasses.fields(Experience) if f.name not in ("rows", "metrics")]
 
 
+OF_ROWS = ("train_files", "behavior", "behavior_model")  # what they say is in the rows' own hash
+
+
 @dataclasses.dataclass(slots=True)
 class Cursor:
     """How far the run is: critic-fit updates, batches, updates of this batch, updates done.
@@ -51,6 +54,7 @@ def run_state(job: Job, experience: Experience | None) -> RunState:
     meta = {
         "learner": learner,
         "cursor": dataclasses.asdict(job.cursor),
+        "round": job.round.number,
         "experience": sorted(kept),
         "best": job.best,
         "fit_steps": job.fit_steps,
@@ -68,6 +72,7 @@ def run_state(job: Job, experience: Experience | None) -> RunState:
 def settings(job: Job) -> dict[str, str]:
     """What a resumed run must share with the one that was saved, as hashes; guards may change."""
     read = {key: value for key, value in settings_read(job.recipe, "train").items() if key != "guards"}
+    read["data"] = {key: value for key, value in read["data"].items() if key not in OF_ROWS}
     text = json.dumps([job.start, read], sort_keys=True)
     mixed = job.rows.demonstrations.mark() if job.rows.demonstrations else ""
     rows = content(job.train_rows) + mixed
@@ -77,22 +82,36 @@ def settings(job: Job) -> dict[str, str]:
 def restore(job: Job, state: RunState) -> bool:
     """Go on from a snapshot of the same rows and settings, whole; False where a finished run had others.
 
-    Raises CheckpointError for an unfinished run with other rows or settings: its work is not thrown away.
+    The snapshot that asked for this round's rows goes on with them, at the round's first batch. Raises
+    CheckpointError for an unfinished run with other rows or settings: its work is not thrown away.
     """
-    meta = state.meta
+    meta, folder = state.meta, job.snapshots.folder
+    if job.round.number - meta["round"] not in (0, 1):
+        raise CheckpointError(
+            f"{folder}: a snapshot of round {meta['round']}, and the run is in round {job.round.number}; "
+            "resume=auto takes the newest, resume=never begins anew"
+        )
+    enters = meta["round"] < job.round.number
     for what, value in job.settings.items():
-        if meta["settings"][what] != value:
-            if meta["finished"]:
-                job.console.say(f"resume: the run finished here had other {what}; starting anew")
-                return False
-            raise CheckpointError(
-                f"{job.snapshots.folder}: an unfinished run with other {what}; use the same recipe and "
-                "data, another out=, or start anew with resume=never"
-            )
+        if meta["settings"][what] == value or (enters and what == "rows"):
+            continue
+        if meta["finished"] and not job.round.number:
+            job.console.say(f"resume: the run finished here had other {what}; starting anew")
+            return False
+        raise CheckpointError(
+            f"{folder}: {'a' if meta['finished'] else 'an unfinished'} run with other {what}; use the same "
+            "recipe and data, another out=, or start anew with resume=never"
+        )
+    if enters:
+        cursor = meta["cursor"] | {"batch": job.round.begin, "update": 0}
+        meta = meta | {"cursor": cursor, "experience": [], "dropped": []}
+        own = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(KEPT)}
+        state = dataclasses.replace(state, tensors=own, meta=meta)
     job.best, job.validated, job.last = meta["best"], meta["validated"], meta["last"]
     job.reins.resume(meta["reins"], meta["cursor"]["number"])
     go_back(job, state)
-    job.saved_at = dataclasses.replace(job.cursor)
+    job.saved_at = None if enters else dataclasses.replace(job.cursor)
+    job.reins.ground(anew=enters)
     return True
 
 

@@ -288,3 +288,13 @@ def test_a_damaged_model_folder_is_told_by_the_plan_too(name: str, small: Path, 
     (folder / name).write_text("{")
     with pytest.raises(CheckpointError, match=rf"{name}: cannot be read .*; write it anew"):
         open_encoder(load(None, [])[0], folder)
+
+
+def test_rounds_of_fresh_rollouts_are_counted(whole: Path) -> None:
+    words = ["trainer.refresh_every=2", "rollout.max_prompts=200"]
+    found = check.run(recipe_of([f"out={whole}", *words])[0], QUIET)["plans"]["train"]
+    assert found.batches == 3  # of 1,088 rows that are fewer than train_batch_size, thrice over
+    (said,) = [note for note in found.notes if "refresh_every" in note]
+    assert said.endswith(
+        "1 more rounds, in each of which up to 200 of 480 prompts get 8 fresh answers, scored by exact"
+    )

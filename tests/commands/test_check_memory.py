@@ -10,7 +10,7 @@ import torch
 from rows_made import random_rows, random_trajectories
 from training_made import recipe
 
-from rein.commands import check_memory
+from rein.commands import check_memory, check_parts
 from rein.commands.check_fit import fit_lines, refuse_undividable
 from rein.commands.check_memory import PROCESS, Parts, estimate
 from rein.commands.check_packs import Pack, largest_pack, positions, reckoned_pack
@@ -71,14 +71,14 @@ def test_a_pass_keeps_as_many_numbers_as_are_reckoned(folder: Path, shape: Shape
     tokens, answered = int(pack(rows).input_ids.numel()), sum(len(row.response_ids) for row in rows)
     some = recipe()
     back = tokens * (5 * shape.intermediate + 2 * shape.hidden) * 4
-    reckoned = check_memory._activations(some, shape, Pack(tokens, answered, 1), 4, head=True) - back
+    reckoned = check_parts.activations(some, shape, Pack(tokens, answered, 1), 4, head=True) - back
     reckoned += answered * shape.vocabulary * 4  # of the head; here less than the gated layer's steps take
     assert kept_bytes(values, weights) == pytest.approx(reckoned, rel=0.05)
 
 
 def test_constants_are_those_of_what_they_speak_of() -> None:
-    assert (check_memory.TILE, check_memory.KEPT) == (head.TILE, head._KEPT)
-    assert (check_memory.PROBE_ROWS, check_memory.READ_TOKENS) == (PROBE_ROWS, slots.READ_TOKENS)
+    assert (check_parts.TILE, check_parts.KEPT) == (head.TILE, head._KEPT)
+    assert (check_memory.PROBE_ROWS, check_parts.READ_TOKENS) == (PROBE_ROWS, slots.READ_TOKENS)
 
 
 def test_the_largest_micro_batch_is_what_training_cuts(folder: Path) -> None:
@@ -150,6 +150,70 @@ def test_processes_of_a_machine_are_counted_together() -> None:
     assert not warned
     said, warned = fit_lines(ranked(2, nnodes=2), {"train": Parts(weights=2.0**60)})
     assert "needs torchrun on each machine" in said[1]
+    assert len(warned) == 1
+    assert warned[0].startswith("train needs ")
+
+
+def on_ray(count: int, placement: str, **more: Any) -> Recipe:
+    return ranked(count, **{"runtime": "ray", "critic": {"placement": placement}, **more})
+
+
+def test_workers_of_one_role_hold_that_role_alone(shape: Shape) -> None:
+    shapes: dict[str, Shape | None] = {"actor": shape, "critic": replace(shape, layers=6)}
+    exact = {"actor": {"kl_loss_type": "full"}}
+    for more in ({}, exact):
+        both, apart = (
+            estimate(on_ray(2, placement, **more), {"train": PLAN}, shapes)
+            for placement in ("colocated", "separate")
+        )
+        assert list(both) == ["train", "train: driver"]
+        assert list(apart) == ["train: actor", "train: critic", "train: driver"]
+        one, actor, critic = both["train"], apart["train: actor"], apart["train: critic"]
+        assert actor.weights + critic.weights == one.weights
+        assert actor.adam + critic.adam == one.adam
+        assert max(actor.activations, critic.activations) == one.activations
+        assert (actor.probe, critic.probe) == (one.probe, 0)
+        assert critic.weights == critic.gradients == critic.adam / 2 == 4 * shape.parameters / 2
+        assert critic.opening == 4 * shape.parameters * 1.5  # whole, beside the half that is cut of it
+        assert critic.decoding == 4 * shape.parameters  # whole, when its folder is written
+        models = 3 if more else 2  # the frozen start policy, which is the actor's, not the critic's
+        assert actor.opening == 4 * shape.parameters * (models - 1 + 0.5)
+        assert both["train: driver"] == apart["train: driver"]
+        assert both["train: driver"].opening == 4 * shape.parameters * models
+
+
+def test_a_lone_worker_s_models_are_cut_too(shape: Shape) -> None:
+    found = estimate(on_ray(1, "separate"), {"train": PLAN}, {"actor": shape, "critic": shape})
+    assert all(found[f"train: {role}"].gathered > 0 for role in ("actor", "critic"))
+    assert not any(parts.kept for parts in found.values())
+    one = estimate(ranked(1), {"train": PLAN}, {"actor": shape, "critic": shape})
+    assert (list(one), one["train"].gathered) == (["train"], 0)
+
+
+def test_the_reward_model_of_a_ray_run_is_the_driver_s(shape: Shape) -> None:
+    shapes: dict[str, Shape | None] = {"actor": shape, "critic": shape}
+    judged = shapes | {"reward model": shape}
+    for some, at in ((on_ray(2, "separate"), "train: driver"), (ranked(2), "train")):
+        plain, found = (estimate(some, {"train": PLAN}, each) for each in (shapes, judged))
+        for row in found:
+            more = 4 * shape.parameters if row == at else 0
+            assert found[row].weights - plain[row].weights == more
+
+
+def test_a_machine_has_room_for_workers_of_both_roles_and_the_driver() -> None:
+    memory = {f"train: {kind}": Parts(kept=False) for kind in ("actor", "critic", "driver")}
+    memory |= {"evaluate": Parts(weights=2.0**30)}
+    each = Parts().total
+    for some, count in ((on_ray(3, "separate"), 7), (on_ray(3, "separate", nnodes=2), 13)):
+        said, _ = fit_lines(some, memory)
+        n = count // 2
+        assert f"{n} x 570 MiB (actor) + {n} x 570 MiB (critic) + 1 x 570 MiB (driver)" in said[0]
+        assert f"{count * each / 2**30:.2f} GiB together" in said[0]
+        assert len(said) == 1
+    said, _ = fit_lines(on_ray(3, "separate", nnodes=2, ray={"address": "auto"}), memory)
+    assert "3 x 570 MiB (actor)" in said[0]
+    assert said[1] == "nnodes 2: each machine of the cluster needs that much memory"
+    said, warned = fit_lines(on_ray(1, "separate"), memory | {"train: critic": Parts(weights=2.0**60)})
     assert len(warned) == 1
     assert warned[0].startswith("train needs ")
 
