@@ -23,13 +23,17 @@ from rows_made import prompts, row
 from rein.cli import main
 from rein.config.load import load
 from rein.config.recipe import Recipe
+from rein.data import addition
 from rein.engines.hf import HfEngine
+from rein.engines.piped import Piped
 from rein.engines.vllm import VllmEngine
 from rein.errors import ConfigError, EngineError
 from rein.models.actor import Actor, load_actor
 from rein.models.load import load_causal_lm
 from rein.models.tiny import make_tiny
+from rein.stages import pipeline
 from rein.stages.engines import KEPT, close_engines, engine_of
+from rein.tracking.console import Console
 from rein.types import Completion
 
 PYTHON = os.environ.get("REIN_VLLM_PYTHON")
@@ -291,16 +295,14 @@ def _group(pid: int) -> int:
 
 
 def recipe(folder: Path, out: Path, *words: str) -> Recipe:
-    return load(
-        None,
-        [
-            f"out={out}", f"model.path={folder}", f"rollout.path={folder}",
-            f"rollout.files={out}/prompts.jsonl", "rollout.engine=vllm",
-            f"rollout.vllm.python={PYTHON}", "rollout.vllm.enforce_eager=true",
-            "rollout.gpu_memory_utilization=0.1", "threads=1", "rollout.n=4", "data.max_prompt_length=64",
-            "data.max_response_length=24", *words,
-        ],
-    )[0]  # fmt: skip
+    own = [
+        f"out={out}", f"model.path={folder}", f"rollout.path={folder}", f"rollout.files={out}/prompts.jsonl",
+        "rollout.engine=vllm", f"rollout.vllm.python={PYTHON}", "rollout.vllm.enforce_eager=true",
+        "rollout.gpu_memory_utilization=0.1", "threads=1", "rollout.n=4", "data.max_prompt_length=64",
+        "data.max_response_length=24",
+    ]  # fmt: skip
+    given = {word.partition("=")[0] for word in words}
+    return load(None, [*(word for word in own if word.partition("=")[0] not in given), *words])[0]
 
 
 @pytest.fixture
@@ -404,6 +406,37 @@ def test_smollm2_and_refreshed_weights_through_rein_rollout(
         if i < 2:
             folder = shaken(folder, tmp_path / f"model{i}", seed=i)
     assert len(pids) == 1
+
+
+@vllm
+@pytest.mark.usefixtures("no_engine")
+def test_rounds_of_fresh_rollouts_share_one_process(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On-policy PPO: what moves the actor in the run itself is what the next round's answers are drawn from."""
+    addition.write(tmp_path / "data", 0)
+    words = f"""
+        out={tmp_path}/run cache={tmp_path}/cache stages=[rollout,score,train] rollout.files={tmp_path}/data/prompts.parquet rollout.n=1
+        data.max_prompt_length=16 data.max_response_length=6 rollout.max_prompts=160 score.reward=length
+        data.train_batch_size=48 actor.ppo_mini_batch_size=24 actor.ppo_epochs=1 trainer.critic_warmup=1
+        actor.optim.lr=1e-3 trainer.total_training_steps=3 trainer.refresh_every=1 trainer.val_prompts=2
+        trainer.val_before_train=false guards.preset=off
+    """.split()
+    pids = []
+    started = VllmEngine._started
+
+    def noted(engine: VllmEngine, folder: str) -> Piped:
+        process = started(engine, folder)
+        pids.append(process.pid)
+        return process
+
+    monkeypatch.setattr(VllmEngine, "_started", noted)
+    pipeline.run(recipe(models[0], tmp_path, *words), Console(quiet=True))
+    assert pids == [KEPT[0].engine.pid]
+    for number, folder in enumerate((tmp_path / "run", tmp_path / "run/round-1", tmp_path / "run/round-2")):
+        table = pq.read_table(folder / "rollout" / "trajectories.parquet")
+        assert set(table["policy_version"].to_pylist()) == {number}
+        assert float(table.schema.metadata[b"rein.log_prob_diff_max"]) < NEAR
 
 
 def shaken(base: Path, folder: Path, seed: int) -> Path:
