@@ -103,6 +103,7 @@ class Piped:
         if self.closed:
             return
         self.closed = True
+        self.heard.clear()  # nobody waits for it
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()

@@ -413,10 +413,11 @@ def test_smollm2_and_refreshed_weights_through_rein_rollout(
 def test_rounds_of_fresh_rollouts_share_one_process(
     models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On-policy PPO: what moves the actor in the run itself is what the next round's answers are drawn from."""
+    """On-policy PPO: each round's answers are drawn from the actor as training left it."""
     addition.write(tmp_path / "data", 0)
     words = f"""
-        out={tmp_path}/run cache={tmp_path}/cache stages=[rollout,score,train] rollout.files={tmp_path}/data/prompts.parquet rollout.n=1
+        out={tmp_path}/run cache={tmp_path}/cache stages=[rollout,score,train]
+        rollout.files={tmp_path}/data/prompts.parquet rollout.n=1
         data.max_prompt_length=16 data.max_response_length=6 rollout.max_prompts=160 score.reward=length
         data.train_batch_size=48 actor.ppo_mini_batch_size=24 actor.ppo_epochs=1 trainer.critic_warmup=1
         actor.optim.lr=1e-3 trainer.total_training_steps=3 trainer.refresh_every=1 trainer.val_prompts=2
