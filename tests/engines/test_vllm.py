@@ -18,7 +18,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from rows_made import prompts, row
+from transformers import AutoModelForCausalLM
 
 from rein.cli import main
 from rein.config.load import load
@@ -29,7 +31,7 @@ from rein.engines.piped import Piped
 from rein.engines.vllm import VllmEngine
 from rein.errors import ConfigError, EngineError
 from rein.models.actor import Actor, load_actor
-from rein.models.load import load_causal_lm
+from rein.models.load import load_tokenizer
 from rein.models.tiny import make_tiny
 from rein.stages import pipeline
 from rein.stages.engines import KEPT, close_engines, engine_of
@@ -314,6 +316,7 @@ def no_engine() -> Iterator[None]:
 
 @vllm
 @pytest.mark.usefixtures("no_engine")
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's own use of it
 def test_stages_of_one_process_share_the_engine(models: list[Path], tmp_path: Path) -> None:
     """A folder written anew is seen, and an adapter's weights are put into those it stands on."""
     folder = tmp_path / "policy"
@@ -338,15 +341,15 @@ def test_stages_of_one_process_share_the_engine(models: list[Path], tmp_path: Pa
 
 def adapter_of(base: Path, folder: Path) -> Path:
     """An adapter folder of peft's that changes what the model says."""
-    from peft import LoraConfig, get_peft_model
-
-    made = get_peft_model(load_causal_lm(str(base)), LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
+    model = AutoModelForCausalLM.from_pretrained(base)
+    made = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"]))
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if "lora_B" in name:
-                parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
+                parameter.normal_(std=0.3, generator=generator)
     made.save_pretrained(folder)
-    load_actor(str(base)).tokenizer.save_pretrained(str(folder))
+    load_tokenizer(str(base)).save_pretrained(str(folder))
     return folder
 
 
