@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -463,8 +464,9 @@ def serve() -> Iterator[Callable[[Path], str]]:
         assert PYTHON
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
+        # Not `vllm serve`, which looks for a package called vllm: that for CPUs is called otherwise.
         words = [
-            str(Path(PYTHON).with_name("vllm")), "serve", str(folder), "--port", str(port),
+            PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", str(port),
             "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-model-len", "64",
             "--gpu-memory-utilization", "0.1", "--served-model-name", "policy",
         ]  # fmt: skip
@@ -486,13 +488,12 @@ def serve() -> Iterator[Callable[[Path], str]]:
 
     yield start
     for process in started:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
             process.wait(20)
-        finally:
-            if not gone(process.pid, within=0):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def asked(url: str, body: dict[str, Any]) -> dict[str, Any]:
