@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench bench-parts bench-settings bench-growth bench-memory bench-placement bench-runtimes bench-train gpu-check clean
+.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench bench-parts bench-settings bench-growth bench-memory bench-placement bench-runtimes bench-train vllm gpu-check clean
 
 setup: $(STAMP)
 
@@ -144,6 +144,12 @@ bench-train: .bench/verl/.installed .bench/trl/.installed .bench/batch.npz
 		--peer 'verl fp32, budget 1024=$(VERL) --dtype fp32 --budget 1024' \
 		--peer 'TRL bf16 weights, micro 2=$(TRL) --dtype bf16-weights --micro 2' \
 		--peer 'TRL fp32, micro 4=$(TRL) --dtype fp32 --micro 4'
+
+# vLLM for CPUs, in an environment of its own: rollouts of the demo's model and of SmolLM2, weights refreshed
+# in place, and its server over HTTP.
+vllm: .bench/vllm/.installed runs/smollm2/config.json
+	REIN_VLLM_PYTHON=$(CURDIR)/.bench/vllm/bin/python REIN_SMOLLM2=$(CURDIR)/runs/smollm2 OMP_NUM_THREADS=1 \
+		$(PY) -m pytest -q -m 'slow or not slow' tests/engines/test_vllm.py
 
 # On a machine with a GPU: the tests marked gpu, and a table of speed and memory.
 gpu-check:

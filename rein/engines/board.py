@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from rein.engines.sampling import choose, uniforms
+from rein.errors import EngineError
 from rein.protocols import Tokenizer
-from rein.types import Completion
+from rein.types import Completion, Prompt
 
 STOP_TEXT_WINDOW = 16  # tokens decoded to look for a stop text
 
@@ -40,6 +41,20 @@ class Manner:
     stop_ids: np.ndarray
     stop_texts: tuple[str, ...]
     tokenizer: Tokenizer
+
+
+def room_of(prompt: Prompt, max_new_tokens: int, context: int) -> int:
+    """How long an answer may get; the prompts beside it play no part.
+
+    Raises EngineError when a prompt leaves no room in the model's context.
+    """
+    room = min(max_new_tokens, context - len(prompt.prompt_ids))
+    if room < 1:
+        raise EngineError(
+            f"{prompt.where}: prompt of {len(prompt.prompt_ids)} tokens fills the model's context "
+            f"of {context}; set data.max_prompt_length lower"
+        )
+    return room
 
 
 class Board:

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from rein.engines import padded, slots
-from rein.engines.board import Ask, Manner
+from rein.engines.board import Ask, Manner, room_of
 from rein.engines.fused import readable
-from rein.errors import EngineError
 from rein.protocols import Tokenizer
 from rein.types import Completion, Prompt
 
@@ -68,9 +67,10 @@ class HfEngine:
         if self.before is not None:
             self.before()
         order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i].prompt_ids), i))
+        context = getattr(self.model.config, "max_position_embeddings", None) or 2**31
         asks = []
         for i in order:
-            room = self._room(prompts[i], max_new_tokens)
+            room = room_of(prompts[i], max_new_tokens, context)
             place = i if places is None else places[i]
             asks += [Ask(i, sample, prompts[i].prompt_ids, room, place) for sample in range(n)]
         manner = Manner(temperature, top_p, seed, self.stop_ids, self.stop_texts, self.tokenizer)
@@ -108,14 +108,3 @@ class HfEngine:
             batch = asks[begin : begin + size]
             padded.decode(self.model, batch, n, manner, answers)
             tell(len(batch) // n)
-
-    def _room(self, prompt: Prompt, max_new_tokens: int) -> int:
-        """How long an answer may get; the prompts beside it play no part."""
-        context = getattr(self.model.config, "max_position_embeddings", None) or 2**31
-        room = min(max_new_tokens, context - len(prompt.prompt_ids))
-        if room < 1:
-            raise EngineError(
-                f"{prompt.where}: prompt of {len(prompt.prompt_ids)} tokens fills the model's context "
-                f"of {context}; set data.max_prompt_length lower"
-            )
-        return room

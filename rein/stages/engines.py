@@ -1,15 +1,21 @@
 """Which engine answers the prompts of a stage: the recipe in, an engine out. Not a verb.
 
-Each engine is one line of ENGINES; a user's is named `pkg.mod:name` and made in the same way.
+Each engine is one line of ENGINES; a user's is named `pkg.mod:name` and made in the same way. An engine in a
+process of its own outlives its stage: the next takes it over with other weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import atexit
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rein.config.recipe import Recipe
 from rein.engines.hf import HfEngine
+from rein.engines.vllm import VllmEngine
 from rein.protocols import RolloutEngine
 from rein.tables import lookup
 
@@ -17,6 +23,17 @@ if TYPE_CHECKING:
     from rein.models.actor import Actor
 
 Maker = Callable[[Recipe, "Actor"], RolloutEngine]
+
+
+class Kept(NamedTuple):
+    """An engine that is open, what it was made with, and whose weights it has."""
+
+    engine: VllmEngine
+    settings: dict[str, Any]
+    weights: list[tuple[str, int, int]]
+
+
+KEPT: list[Kept] = []  # one at most
 
 
 def hf(recipe: Recipe, actor: Actor) -> RolloutEngine:
@@ -30,7 +47,41 @@ def hf(recipe: Recipe, actor: Actor) -> RolloutEngine:
     )
 
 
-ENGINES: dict[str, Maker] = {"hf": hf}
+def vllm(recipe: Recipe, actor: Actor) -> RolloutEngine:
+    """In a process of its own, which reads the actor's folder; kept until close_engines()."""
+    rollout, own = recipe.rollout, recipe.rollout.vllm
+    longest = recipe.data.max_prompt_length + (rollout.max_new_tokens or recipe.data.max_response_length)
+    context = getattr(actor.model.config, "max_position_embeddings", None) or 2**31
+    settings: dict[str, Any] = {
+        "stop_ids": actor.stop_ids,
+        "stop_texts": rollout.stop,
+        "python": own.python,
+        "max_model_len": min(own.max_model_len or longest, context),
+        "batch_size": rollout.batch_size,
+        "dtype": own.dtype,
+        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "tensor_parallel_size": rollout.tensor_model_parallel_size,
+        "enforce_eager": own.enforce_eager,
+        "trust_remote_code": recipe.model.trust_remote_code,
+        "threads": recipe.threads,
+        "start_timeout": own.start_timeout,
+    }
+    weights = _weights(actor.path)
+    if KEPT and KEPT[0].settings == settings:
+        engine = KEPT[0].engine
+        if KEPT[0].weights != weights or engine.process.closed:
+            with _whole(actor) as folder:
+                engine.load(folder)
+    else:
+        close_engines()
+        with _whole(actor) as folder:
+            engine = VllmEngine(folder, **settings)
+        atexit.register(close_engines)
+    KEPT[:] = [Kept(engine, settings, weights)]
+    return engine
+
+
+ENGINES: dict[str, Maker] = {"hf": hf, "vllm": vllm}
 
 
 def engine_of(recipe: Recipe, actor: Actor) -> RolloutEngine:
@@ -40,3 +91,27 @@ def engine_of(recipe: Recipe, actor: Actor) -> RolloutEngine:
     """
     make: Maker = lookup(ENGINES, recipe.rollout.engine, "rollout.engine")
     return make(recipe, actor)
+
+
+def close_engines() -> None:
+    """End the processes of engines; this one's end does it too."""
+    while KEPT:
+        KEPT.pop().engine.close()
+
+
+@contextmanager
+def _whole(actor: Actor) -> Iterator[str]:
+    """A folder with the actor's whole weights: its own, or one made of its adapter and gone afterwards."""
+    if not (Path(actor.path) / "adapter_config.json").exists():
+        yield actor.path
+        return
+    with TemporaryDirectory(prefix="rein-") as folder:
+        actor.save(Path(folder) / "whole")
+        yield str(Path(folder) / "whole")
+
+
+def _weights(path: str) -> list[tuple[str, int, int]]:
+    """What tells one state of a folder's weights from another."""
+    files = sorted(file for kind in ("*.safetensors", "*.bin") for file in Path(path).glob(kind))
+    facts = [(str(file), file.stat()) for file in files]
+    return [(name, fact.st_size, fact.st_mtime_ns) for name, fact in facts]
