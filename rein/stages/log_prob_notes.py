@@ -42,6 +42,11 @@ class Compared(NamedTuple):
     largest: float
 
     @property
+    def known(self) -> bool:
+        """Whether the actor's weights wrote the rows."""
+        return self.kind != "unknown"
+
+    @property
     def notes(self) -> dict[str, str]:
         """For the file's metadata."""
         return {
@@ -54,7 +59,7 @@ class Compared(NamedTuple):
     def said(self, policy: str) -> str:
         """For the console; nothing where they are what is needed."""
         near = f"mean |difference| {self.mean:.2g} nats"
-        if self.kind == "unknown":
+        if not self.known:
             return (
                 f"warning: the engine's log-probs are not those of {policy} ({near}) and are left out; serve "
                 "its weights, in the precision that they have here"

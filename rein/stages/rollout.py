@@ -113,25 +113,29 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     write_rejects(folder / "rejects.jsonl", loaded.rejects)
     notes = {"rein.log_prob_diff_max": "0"} if sample is None else sample.notes
+    if sample is None or sample.known:
+        notes["rein.behavior_policy"] = policy
     write_rows(
         folder / "trajectories.parquet",
         [trajectory_row(row) for row in rows],
         TRAJECTORIES,
-        notes | {"rein.behavior_policy": policy} | noted(encoder),
+        notes | noted(encoder),
     )
     shards.done()
-    return counts_of(rows, sample, console) | {
+    return _ended(rows, sample, console) | {
         "rows": counts | {"prompts": len(prompts), "trajectories": len(rows)},
         FACT: marks,
         **shards.facts,
     }
 
 
-def counts_of(rows: Sequence[Trajectory], sample: Compared | None, console: Console) -> dict[str, Any]:
+def _ended(rows: Sequence[Trajectory], sample: Compared | None, console: Console) -> dict[str, Any]:
     """For the manifest; said too."""
     stopped = sum(row.finish_reason == "stop" for row in rows)
     largest = 0.0 if sample is None else sample.largest
-    console.say(f"trajectories: {len(rows)}, {stopped} finished, log-probs reproduced within {largest:.2g}")
+    said = f"trajectories: {len(rows)}, {stopped} finished"
+    known = sample is None or sample.known
+    console.say(f"{said}, log-probs reproduced within {largest:.2g}" if known else said)
     facts = {"finished": stopped, "log_prob_diff_max": largest}
     return facts if sample is None else facts | {"log_probs_kind": sample.kind}
 
@@ -175,7 +179,7 @@ def _with_known(
     """The rows with the behavior log-probs that are known to be theirs."""
     if STORED[sample.kind] == "as given":
         return rows
-    if STORED[sample.kind] == "left out":
+    if not sample.known:
         return [replace(row, behavior_log_probs=None, behavior_policy="") for row in rows]
     tables = shards.tables(
         "log-probs",

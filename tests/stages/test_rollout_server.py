@@ -110,8 +110,10 @@ def test_log_probs_of_other_weights_are_left_out(
         rollout.run(made, Console())
     table = written(made)
     assert table.num_rows == 2 * len(QUESTIONS)
-    assert set(table["behavior_log_probs"].to_pylist()) == {None}
-    assert notes(table)["rein.log_probs_kind"] == "unknown"
+    assert not {"behavior_log_probs", "behavior_policy"} & set(table.column_names)
+    said = notes(table)
+    assert (said["rein.log_probs_kind"], said["rein.log_probs_stored"]) == ("unknown", "left out")
+    assert "rein.behavior_policy" not in said
     assert f"are not those of {policy.path}" in capsys.readouterr().out
 
 
