@@ -142,6 +142,8 @@ def choice(actor: Actor, body: dict[str, Any], manner: Manner) -> dict[str, Any]
             last = next(text for text in texts if text in actor.tokenizer.decode(ids))
             drop = len(last) if manner.trims else 0
         ids, log_probs = ids[: len(ids) - drop], log_probs[: len(ids) - drop]
+    if not ids:  # as llama.cpp
+        return {"index": 0, "finish_reason": found.finish_reason, "text": ""}
     said: dict[str, Any] = {
         "index": 0,
         "finish_reason": found.finish_reason,

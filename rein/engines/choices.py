@@ -43,11 +43,13 @@ class Choices:
         self.tokenizer, self.vocabulary, self.where = tokenizer, vocabulary, where
         self.stop_ids, self.stop_texts = frozenset(stop_ids), tuple(stop_texts)
 
-    def read(self, choice: Mapping[str, Any], room: int) -> Completion | None:
-        """The answer, with the token that ended it; None where the server kept the stop text's tokens back.
+    def read(self, choice: Mapping[str, Any], room: int, *, texts_sent: bool) -> Completion | None:
+        """The answer, with the token that ended it; None where the server kept a stop text's tokens back.
 
-        Raises EngineError where something of it is missing.
+        `texts_sent`: it was told of the stop texts. Raises EngineError where something of it is missing.
         """
+        if texts_sent and choice.get("finish_reason") == "stop" and not choice.get("logprobs"):
+            return None  # the stop text was all of it
         ids, log_probs = self._tokens(choice)
         if len(ids) != len(log_probs):
             raise self._error(
@@ -62,7 +64,7 @@ class Choices:
             )
         end = self._end(ids, room, str(choice.get("finish_reason")))
         if not end.reason:
-            if self.stop_texts:
+            if texts_sent:
                 return None
             raise self._error(
                 f"stopped an answer at token {ids[-1]}, which is no stop id of the model, or left its last "

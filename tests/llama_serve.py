@@ -13,6 +13,7 @@ params.n_parallel = int(answers)
 params.n_ctx = 256 * int(answers)
 params.cpuparams.n_threads = 1
 params.warmup = False
+params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
 params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
 server = xllamacpp.Server(params)
 print(server.listening_address, flush=True)
