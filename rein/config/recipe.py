@@ -180,7 +180,7 @@ class Rollout(Section):
     temperature: Rate = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_new_tokens: Positive | None = None  # default: data.max_response_length
-    batch_size: Positive = 128  # rows decoded together
+    batch_size: Positive = 128  # rows decoded together; of an engine other than hf, kept on disk together
     max_prompts: Positive | None = None
     skip_prompts: Count = 0  # passed over before max_prompts are taken; beyond the end it goes round
     stop: list[str] = []  # texts that end a response, beside the model's own stop ids

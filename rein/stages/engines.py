@@ -7,6 +7,7 @@ process of its own outlives its stage: the next takes it over with other weights
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rein.config.recipe import Recipe
 from rein.engines.hf import HfEngine
+from rein.engines.server import ServerEngine
 from rein.engines.vllm import VllmEngine
+from rein.errors import ConfigError
 from rein.protocols import RolloutEngine
 from rein.tables import lookup
 
@@ -81,7 +84,28 @@ def vllm(recipe: Recipe, actor: Actor) -> RolloutEngine:
     return engine
 
 
-ENGINES: dict[str, Maker] = {"hf": hf, "vllm": vllm}
+def server(recipe: Recipe, actor: Actor) -> RolloutEngine:
+    """Over HTTP. Raises ConfigError where there is no URL, or no key in the variable that should hold it."""
+    given = recipe.rollout.server
+    key = None if given.api_key_env is None else os.environ.get(given.api_key_env)
+    if given.api_key_env is not None and not key:
+        raise ConfigError(f"rollout.server.api_key_env: {given.api_key_env} is not set; export the key in it")
+    return ServerEngine(
+        given.url,
+        actor.tokenizer,
+        actor.stop_ids,
+        vocabulary=actor.vocabulary,
+        context=getattr(actor.model.config, "max_position_embeddings", None) or 2**31,
+        model=given.model,
+        key=key,
+        concurrency=given.concurrency,
+        timeout=given.timeout,
+        retries=given.retries,
+        stop_texts=recipe.rollout.stop,
+    )
+
+
+ENGINES: dict[str, Maker] = {"hf": hf, "vllm": vllm, "server": server}
 
 
 def engine_of(recipe: Recipe, actor: Actor) -> RolloutEngine:
@@ -91,6 +115,11 @@ def engine_of(recipe: Recipe, actor: Actor) -> RolloutEngine:
     """
     make: Maker = lookup(ENGINES, recipe.rollout.engine, "rollout.engine")
     return make(recipe, actor)
+
+
+def keeps_answers(recipe: Recipe) -> bool:
+    """Whether answers are kept as they come: of engines that may fail, or whose answers differ each time."""
+    return recipe.rollout.engine != "hf"
 
 
 def close_engines() -> None:

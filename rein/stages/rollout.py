@@ -1,7 +1,7 @@
 """Stored prompts -> trajectories: token ids, log-probs at the sampling temperature, finish reason, version.
 
 Writes rollout/trajectories.parquet and manifest.json. A sample of the rows is scored again by the training
-forward and the largest difference is written into the file's metadata.
+forward; what the engine's log-probs are, and the largest difference, is written into the file's metadata.
 """
 
 from __future__ import annotations
@@ -21,19 +21,26 @@ from rein.data.parquet import write_rows
 from rein.data.schemas import TRAJECTORIES, trajectory_row
 from rein.data.token_marks import noted
 from rein.data.tokenize import Encoder
-from rein.experience import in_micro_batches
 from rein.models.actor import load_actor
 from rein.models.place import loading
 from rein.protocols import Tell
 from rein.runtime.seeding import derive
-from rein.stages.engines import engine_of
+from rein.stages.engines import engine_of, keeps_answers
 from rein.stages.leave_out import without_prompts
-from rein.stages.shards import Shards, cut, key_of
-from rein.stages.tokens import FACT, compared, encoder_in
+from rein.stages.log_prob_notes import APART, STORED, Compared, Rescorer, apart, compared
+from rein.stages.shards import Shards, content_of, cut, key_of
+from rein.stages.tokens import FACT, encoder_in
+from rein.stages.tokens import compared as marks_of
 from rein.tracking.console import Console
 from rein.types import Completion, Prompt, Trajectory
 
 CHECKED_ROWS = 64
+# Of rollout's keys, those that no answer follows from.
+NOT_SAID: dict[str, Any] = {
+    **dict.fromkeys(("files", "path", "max_prompts", "skip_prompts", "batch_size"), True),
+    "server": {"concurrency", "timeout", "retries", "api_key_env"},
+    "vllm": {"python", "start_timeout"},
+}
 
 
 class Prompts(NamedTuple):
@@ -67,32 +74,20 @@ class Writer:
             advance=tell,
             places=range(piece.first, piece.first + len(piece)),
         )
-        pairs = [(p, found) for p, some in zip(piece.prompts, answers, strict=True) for found in some]
+        pairs = [(p, one) for p, some in zip(piece.prompts, answers, strict=True) for one in some]
         checked = [_trajectory(self.recipe, self.actor.path, *pairs[i]) for i in piece.checked]
-        differences: list[float | None] = [None] * len(pairs)
-        for i, apart in zip(piece.checked, self._differences(checked), strict=True):
-            differences[i] = apart
+        gaps: list[dict[str, float] | None] = [None] * len(pairs)
+        found = apart(self.actor, checked, self.recipe.actor.token_budget)
+        for i, gap in zip(piece.checked, found, strict=True):
+            gaps[i] = gap
         return pa.table(
             {
-                "response_ids": pa.array([found.response_ids for _, found in pairs], pa.list_(pa.int64())),
-                "log_probs": pa.array([found.log_probs for _, found in pairs], pa.list_(pa.float32())),
-                "finish_reason": pa.array([found.finish_reason for _, found in pairs], pa.string()),
-                "difference": pa.array(differences, pa.float64()),
+                "response_ids": pa.array([one.response_ids for _, one in pairs], pa.list_(pa.int64())),
+                "log_probs": pa.array([one.log_probs for _, one in pairs], pa.list_(pa.float32())),
+                "finish_reason": pa.array([one.finish_reason for _, one in pairs], pa.string()),
+                "apart": pa.array(gaps, APART),
             }
         )
-
-    def _differences(self, rows: list[Trajectory]) -> list[float]:
-        """Largest |decoded - training forward| log-prob of each row; 0 of greedy rows."""
-        if not rows or rows[0].behavior_log_probs is None:
-            return [0.0] * len(rows)
-        actor, budget = self.actor, self.recipe.actor.token_budget
-        found = in_micro_batches(
-            rows, budget, lambda part, temp: actor.log_probs(part, temp)[0], share=actor.shares_prompts
-        )
-        return [
-            float(abs(found[i, : len(row.response_ids)].numpy() - row.behavior_log_probs).max())
-            for i, row in enumerate(rows)
-        ]
 
 
 def run(recipe: Recipe, console: Console) -> dict[str, Any]:
@@ -100,7 +95,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     rollout, folder = recipe.rollout, paths.stage_dir(recipe, "rollout")
     policy = paths.rollout_policy(recipe)
     encoder = encoder_in(policy, recipe)
-    marks = compared(encoder, console, policy)
+    marks = marks_of(encoder, console, policy)
     with rejects_kept(folder / "rejects.jsonl"):
         loaded = load_prompts(paths.rollout_files(recipe), encoder, recipe.data)
     for note in loaded.notes:
@@ -115,41 +110,53 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         counts["beyond_max_prompts"] = beyond
     said = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items())
     console.say(f"prompts: {said}, {len(prompts)} answered {rollout.n} times")
-    shards = Shards(recipe, console, "rollout")
-    rows, difference = _answered(shards, recipe, policy, encoder, prompts)
+    shards = Shards(recipe, console, "rollout", kept=keeps_answers(recipe))
+    rows, sample = _answered(shards, recipe, policy, encoder, prompts)
+    if sample is not None:
+        if said := sample.said(policy):
+            console.say(said)
+        rows = _with_known(shards, recipe, policy, rows, sample)
     folder.mkdir(parents=True, exist_ok=True)
     write_rejects(folder / "rejects.jsonl", loaded.rejects)
+    notes = {"rein.log_prob_diff_max": "0"} if sample is None else sample.notes
+    if sample is None or sample.known:
+        notes["rein.behavior_policy"] = policy
     write_rows(
         folder / "trajectories.parquet",
         [trajectory_row(row) for row in rows],
         TRAJECTORIES,
-        {"rein.log_prob_diff_max": f"{difference:.3g}", "rein.behavior_policy": policy} | noted(encoder),
+        notes | noted(encoder),
     )
     shards.done()
-    stopped = sum(row.finish_reason == "stop" for row in rows)
-    console.say(
-        f"trajectories: {len(rows)}, {stopped} finished, log-probs reproduced within {difference:.2g}"
-    )
-    return {
+    return _ended(rows, sample, console) | {
         "rows": counts | {"prompts": len(prompts), "trajectories": len(rows)},
-        "finished": stopped,
-        "log_prob_diff_max": difference,
         FACT: marks,
         **shards.facts,
     }
 
 
+def _ended(rows: Sequence[Trajectory], sample: Compared | None, console: Console) -> dict[str, Any]:
+    """For the manifest; said too."""
+    stopped = sum(row.finish_reason == "stop" for row in rows)
+    largest = 0.0 if sample is None else sample.largest
+    said = f"trajectories: {len(rows)}, {stopped} finished"
+    known = sample is None or sample.known
+    console.say(f"{said}, log-probs reproduced within {largest:.2g}" if known else said)
+    facts = {"finished": stopped, "log_prob_diff_max": largest}
+    return facts if sample is None else facts | {"log_probs_kind": sample.kind}
+
+
 def _answered(
     shards: Shards, recipe: Recipe, policy: str, encoder: Encoder, prompts: Sequence[Prompt]
-) -> tuple[list[Trajectory], float]:
-    """All answers as rows, and the largest difference of their log-probs found."""
+) -> tuple[list[Trajectory], Compared | None]:
+    """All answers as rows, and what the engine's log-probs are; None of greedy rows, which keep none."""
     tables = shards.tables(
         "rollout",
         partial(Writer, recipe, policy),
         pieces_of(prompts, recipe),
         lambda: [
             key_of(recipe, policy, "rollout.path"),
-            recipe.rollout.model_dump(exclude={"files", "path", "max_prompts", "batch_size"}),
+            recipe.rollout.model_dump(exclude=NOT_SAID),
             [longest(recipe), seed_of(recipe), recipe.actor.token_budget],
         ],
         lambda piece: [
@@ -165,13 +172,45 @@ def _answered(
         completion = Completion(ids, log_probs, answer["finish_reason"])
         row = _trajectory(recipe, policy, prompts[i // recipe.rollout.n], completion)
         rows.append(replace(row, response=encoder.decode_response(ids)))
-    return rows, max((answer["difference"] or 0.0 for answer in answers), default=0.0)
+    checked = [answer for answer in answers if answer["apart"] is not None]
+    if recipe.rollout.temperature == 0 or not checked:
+        return rows, None
+    tokens = sum(len(answer["response_ids"]) for answer in checked)
+    return rows, compared([answer["apart"] for answer in checked], tokens)
+
+
+def _with_known(
+    shards: Shards, recipe: Recipe, policy: str, rows: list[Trajectory], sample: Compared
+) -> list[Trajectory]:
+    """The rows with the behavior log-probs that are known to be theirs."""
+    if STORED[sample.kind] == "as given":
+        return rows
+    if not sample.known:
+        return [replace(row, behavior_log_probs=None, behavior_policy="") for row in rows]
+    tables = shards.tables(
+        "log-probs",
+        partial(Rescorer, recipe, policy),
+        cut(rows, rows_together(recipe)),
+        lambda: [key_of(recipe, policy, "rollout.path"), recipe.actor.token_budget],
+        lambda piece: [content_of(row) for row in piece],
+    )
+    own = [np.array(log_probs) for table in tables for log_probs in table["log_probs"].to_pylist()]
+    return [
+        replace(row, behavior_log_probs=found.astype(np.float32))
+        for row, found in zip(rows, own, strict=True)
+    ]
+
+
+def rows_together(recipe: Recipe) -> int:
+    """How many rows a piece of work has where it is kept."""
+    return recipe.ray.shard_rows if recipe.runtime == "ray" else recipe.rollout.batch_size
 
 
 def pieces_of(prompts: Sequence[Prompt], recipe: Recipe) -> list[Prompts]:
-    """All prompts in one process, else shards of them."""
+    """Shards of the prompts, where they are kept; else all."""
     n, rows = recipe.rollout.n, len(prompts) * recipe.rollout.n
-    size = max(recipe.ray.shard_rows // n, 1) if recipe.runtime == "ray" else max(len(prompts), 1)
+    in_parts = recipe.runtime == "ray" or keeps_answers(recipe)
+    size = max(rows_together(recipe) // n if in_parts else len(prompts), 1)
     every = max(rows // CHECKED_ROWS, 1)
     return [
         Prompts(some, i * size, [row for row in range(len(some) * n) if (i * size * n + row) % every == 0])

@@ -25,6 +25,7 @@ from rein.data.tokenize import Encoder
 from rein.models.load import load_tokenizer, stop_ids
 from rein.rewards import build, part_metrics, uses_model
 from rein.scorer import open_scorer
+from rein.stages import log_prob_notes
 from rein.stages.score_parts import Scores, scores_of
 from rein.stages.shards import Shards
 from rein.stages.tokens import FACT, compared
@@ -36,7 +37,7 @@ KEPT_AS_STORED = frozenset({schemas.ABILITY, schemas.BASELINE_SCORE, schemas.REW
 REPLACED = frozenset(
     {schemas.CHOSEN, schemas.REJECTED, schemas.MARGIN, schemas.MESSAGES, schemas.GROUND_TRUTH}
 )
-KEPT_NOTES = ("rein.log_prob_diff_max", "rein.behavior_policy", token_marks.KEY)  # rollout notes them
+KEPT_NOTES = (*log_prob_notes.KEYS, "rein.behavior_policy", token_marks.KEY)  # rollout notes them
 
 
 def run(recipe: Recipe, console: Console) -> dict[str, Any]:

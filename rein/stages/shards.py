@@ -1,7 +1,8 @@
 """A stage's rows cut into pieces, done by the pool that the recipe asks for. Not a verb.
 
-With runtime: ray each piece that is done is kept in `<out>/<stage>/shards` under a key of its content, until
-the stage's own files are written: the same command after a kill does what is missing.
+Where pieces are `kept`, as always with runtime: ray, each that is done lies in `<out>/<stage>/shards` under a
+key of its content, until the stage's own files are written: the same command after a kill, or after what the
+stage needs has failed, does what is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rein import __version__
 from rein.config import paths
 from rein.config.recipe import Recipe
 from rein.data.shards import ShardFolder, content_key
-from rein.errors import RankLost
+from rein.errors import EngineError, RankLost
 from rein.protocols import Piece, Pool, Tell
 from rein.runtime.pool import OneProcess
 from rein.stages.process import prepare_process
@@ -32,10 +33,11 @@ Work = Callable[[Piece, Tell], pa.Table]
 class Shards:
     """The pool of a stage, and what it has done."""
 
-    def __init__(self, recipe: Recipe, console: Console, stage: str) -> None:
+    def __init__(self, recipe: Recipe, console: Console, stage: str, *, kept: bool = False) -> None:
         self.recipe, self.console = recipe, console
         self.folder = ShardFolder(paths.stage_dir(recipe, stage) / "shards")
-        self.kept = recipe.runtime == "ray"
+        self.spread = recipe.runtime == "ray"
+        self.kept = kept or self.spread
         self.counts = {"found": 0, "computed": 0}
 
     @property
@@ -56,6 +58,7 @@ class Shards:
         found = {i: table for i, key in enumerate(keys) if (table := self.folder.read(key)) is not None}
         missing = [i for i in range(len(pieces)) if i not in found]
         self.counts["found"] += len(found)
+        rows = sum(table.num_rows for table in found.values())
         if found:
             self.console.say(f"{what}: {len(found)} of {len(pieces)} shards done before")
         yield from found.items()
@@ -69,6 +72,7 @@ class Shards:
                         if self.kept:
                             self.folder.write(keys[index], table)
                         self.counts["computed"] += 1
+                        rows += table.num_rows
                         missing.remove(index)
                         yield index, table
                 except RankLost as error:
@@ -77,6 +81,12 @@ class Shards:
                     left -= 1
                     lost = str(error).partition(";")[0]
                     self.console.say(f"{lost}; going on, at most {left} more times after this")
+                except EngineError as error:
+                    if not self.kept:
+                        raise
+                    raise EngineError(
+                        f"{error}; {rows} rows are kept and the same command goes on from there"
+                    ) from error
 
     def tables(self, *given: Any) -> list[pa.Table]:
         """What `map` yields, in the order of the pieces."""
@@ -103,13 +113,13 @@ class Shards:
     ) -> Iterator[tuple[int, pa.Table]]:
         """What the pool finds of these pieces."""
         numbers = list(pieces)
-        made = _Prepared(self.recipe, make) if self.kept else make
+        made = _Prepared(self.recipe, make) if self.spread else make
         with closing(pool.map(made, list(pieces.values()), advance)) as done:
             for place, table in done:
                 yield numbers[place], table
 
     def _pool(self, *, again: bool) -> Pool:
-        if not self.kept:
+        if not self.spread:
             return OneProcess()
         from rein.runtime.ray_pool import RayPool
 
