@@ -89,7 +89,15 @@ def broken(recipe: Recipe) -> list[Broken]:
         *_trunk(recipe),
         *_processes(recipe),
         *_stages(recipe),
+        *_rounds(recipe),
     ]
+
+
+def _rounds(recipe: Recipe) -> list[Broken]:
+    if recipe.trainer.refresh_every < 1 or recipe.rollout.engine != "server":
+        return []
+    why = "asks for the actor's own answers, and a server keeps the weights that it was given; write"
+    return [Broken("trainer.refresh_every", f"{why} rollout.engine=hf or vllm")]
 
 
 def _processes(recipe: Recipe) -> list[Broken]:

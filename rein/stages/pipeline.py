@@ -93,7 +93,10 @@ def _train(stage: str, recipe: Recipe, console: Console) -> float:
     """Train; where it asks for fresh rollouts make them, score them and go on, as often as it asks."""
     if recipe.resume == "never" and _done_before(rounds.training(recipe), stage) is None:
         rounds.clear(recipe)
-    able = recipe.trainer.refresh_every > 0 or "score" in recipe.stages  # the reward is the recipe's own
+    # A server keeps its weights; where no stage scores, the stored scores may be of what is no reward here.
+    able = recipe.rollout.engine != "server" and (
+        recipe.trainer.refresh_every > 0 or "score" in recipe.stages
+    )
     while True:
         if (now := rounds.current(recipe)).number and _done_before(rounds.training(recipe), stage) is None:
             making = rounds.making(recipe, now)

@@ -15,7 +15,7 @@ from rein.config.load import load
 from rein.config.recipe import Recipe
 from rein.data import addition
 from rein.data.split import prompt_key
-from rein.errors import CheckpointError, GuardStop, Interrupted, RefreshAsked
+from rein.errors import CheckpointError, ConfigError, GuardStop, Interrupted, RefreshAsked
 from rein.journal import read
 from rein.models.actor import load_actor
 from rein.stages import pipeline, rounds, train_end
@@ -296,3 +296,10 @@ def test_ctrl_c_between_updates_of_a_later_round_goes_on(
     run(recipe)
     whole, again = weights(done), weights(recipe)
     assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_a_server_keeps_its_weights_so_there_are_no_rounds(tiny: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.refresh_every.*rollout\.engine=hf or vllm"):
+        small(
+            tiny, data, tmp_path / "run", "rollout.engine=server", "rollout.server.url=http://localhost:1/v1"
+        )
