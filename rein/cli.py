@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if torchrun.follows():
         from rein.runtime.launch import follow
 
-        return follow()
+        follow()
     former = signal.signal(signal.SIGTERM, _terminate)
     try:
         if not words:

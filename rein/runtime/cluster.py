@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ QUIET = {
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # else its core writes to stderr
 }
 OBJECTS = 2**30  # bytes of shared memory for what moves between processes of a cluster started here
+ANSWER = 10.0  # seconds in which the head of a cluster takes a call
 FULL = 60.0  # seconds that a run waits for what others hold, or for a lost machine's replacement
 Bundle = Mapping[str, float]  # of resources on one machine: {"CPU": 2.0}
 
@@ -83,6 +85,8 @@ def _start(ray: Any, address: str | None, folder: str | None) -> None:
     former = signal.getsignal(signal.SIGTERM)
     try:
         with _quiet_stderr():
+            if address:
+                _call(address)
             ray.init(
                 address=address or "local",
                 log_to_driver=False,
@@ -98,6 +102,16 @@ def _start(ray: Any, address: str | None, folder: str | None) -> None:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, former)  # Ray has put its own in its place
+
+
+def _call(address: str) -> None:
+    """Raise OSError where nothing listens: Ray would call there for ever, and hear no signal meanwhile."""
+    from ray._private import services
+
+    if "://" in address:
+        return
+    if found := services.canonicalize_bootstrap_address(address):
+        socket.create_connection(services.extract_ip_port(found), timeout=ANSWER).close()
 
 
 @contextmanager
