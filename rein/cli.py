@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from rein import __version__
-from rein.errors import ConfigError, Interrupted, ReinError, is_out_of_memory
+from rein.errors import ConfigError, ReinError, Terminated, is_out_of_memory
 from rein.runtime import torchrun
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if torchrun.follows():
         from rein.runtime.launch import follow
 
-        return follow()
+        follow()
     former = signal.signal(signal.SIGTERM, _terminate)
     try:
         if not words:
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from rein.runtime.launch import dismiss
 
             dismiss()
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, Terminated) as error:
         if debug:
             traceback.print_exc()
         code, message = exit_code(error)
@@ -159,7 +159,7 @@ def _with_values(words: Sequence[str]) -> Iterator[str]:
 def exit_code(error: BaseException) -> tuple[int, str]:
     """The exit code of an error and what to say of it in one line."""
     message = " ".join(str(error).split())
-    if isinstance(error, ReinError):
+    if isinstance(error, ReinError | Terminated):
         return error.exit_code, message
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted: finished stages are kept; the same command goes on from there"
@@ -179,7 +179,7 @@ def exit_code(error: BaseException) -> tuple[int, str]:
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Interrupted("terminated: finished stages are kept; the same command goes on from there", number)
+    raise Terminated("terminated: finished stages are kept; the same command goes on from there")
 
 
 def _dispatch(arguments: argparse.Namespace) -> None:

@@ -80,6 +80,12 @@ class Interrupted(ReinError, RuntimeError):
         self.exit_code = 128 + signal_number
 
 
+class Terminated(BaseException):
+    """SIGTERM where no loop defers it; no Exception, as Ctrl-C is none: no library catches it for its own."""
+
+    exit_code = 143
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of Python, torch or the system means that memory ran out."""
     # By name and words: torch must not be imported to look at an error.

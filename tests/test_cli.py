@@ -151,6 +151,7 @@ class OutOfMemoryError(RuntimeError):
         (e.Interrupted("x", signal.SIGINT), 130),
         (e.Interrupted("x", signal.SIGTERM), 143),
         (KeyboardInterrupt(), 130),
+        (e.Terminated("x"), 143),
         (OSError(errno.ENOSPC, "No space left on device", "/d/f"), 6),
         (OSError(errno.EACCES, "Permission denied", "/d/f"), 6),
         (OSError(errno.ENAMETOOLONG, "File name too long", "/d/f"), 6),

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -198,15 +199,15 @@ def dismiss() -> None:
     _leave()
 
 
-def follow() -> int:
-    """Be another rank until rank 0 has nothing more to do; the exit code."""
+def follow() -> NoReturn:
+    """Be another rank until rank 0 has nothing more to do; ends the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 hears it too, saves, and says when to end
     leader = os.environ.get(LEADER)
     if leader is not None:
         with suppress(OSError, AttributeError):  # Linux alone knows
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(leader):
-            return 1
+            os._exit(1)
     rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
     try:
         if leader is None:
@@ -224,8 +225,9 @@ def follow() -> int:
             print(f"rank {rank}: {type(error).__name__}: {said}", file=sys.stderr, flush=True)
         os._exit(1)  # others may wait in a call that this one will never make
     _leave()
-    return 0
+    sys.stdout.flush()
+    os._exit(0)  # an interpreter that ends while threads of torch run may abort
 
 
 if __name__ == "__main__":
-    raise SystemExit(follow())
+    follow()

@@ -109,3 +109,16 @@ def test_sft_goes_on_to_the_same_weights(
     assert rein("sft", file, f"out={tmp_path}/unbroken") == 0
     assert same_weights(out / "sft" / "model", tmp_path / "unbroken" / "sft" / "model")
     assert numbers(out, "sft") == numbers(tmp_path / "unbroken", "sft")
+
+
+def test_sigterm_amid_your_function_is_not_its_fault(
+    tiny: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = recipe(tiny, data, tmp_path / "run") | {"stages": ["score"]}
+    reward = {"name": "slowly:length", "options": {"log": str(tmp_path / "log"), "fail": "signal"}}
+    body["score"] = {"files": str(data / "pairs.parquet"), "reward": reward}
+    assert rein("score", write_recipe(tmp_path / "recipe.yaml", body)) == 143
+    assert capsys.readouterr().err == (
+        "error: terminated: finished stages are kept; the same command goes on from there\n"
+    )
+    assert drafts(tmp_path) == []

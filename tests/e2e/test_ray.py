@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -150,6 +151,20 @@ def test_more_than_there_is_fails_in_seconds(whole: Path, data: Path, tmp_path: 
     assert time.monotonic() - began < 60
     assert "1 x (1 CPU, 2 GPU) asked for, the cluster has" in said
     assert "0 GPU on 1 machine(s); lower nproc" in said
+    assert said.count("\n") == 1
+    assert drafts(tmp_path) == []
+
+
+def test_an_address_where_nothing_listens_fails_in_seconds(whole: Path, data: Path, tmp_path: Path) -> None:
+    """Ray itself calls there for ever."""
+    file = write_recipe(tmp_path / "recipe.yaml", train_recipe(whole, data, tmp_path / "run"))
+    with socket.socket() as closed:  # bound, so that nobody else listens there
+        closed.bind(("", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        began = time.monotonic()
+        _, said = on_ray("train", file, *WORDS, f"ray.address={address}", code=2)
+    assert time.monotonic() - began < 60
+    assert f"ray.address: {address} gives no cluster (" in said
     assert said.count("\n") == 1
     assert drafts(tmp_path) == []
 
