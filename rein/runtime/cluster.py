@@ -138,8 +138,8 @@ def refuse_more(bundles: Sequence[Bundle], *, again: bool = False) -> None:
     if lacking := _lacking(bundles):
         raise (RankLost if again else ConfigError)(
             f"runtime: ray: {_asked(bundles)} asked for, {lacking}; lower nproc, nnodes, "
-            "ray.cpus_per_worker or ray.gpus_per_worker (critic.placement=separate asks for twice as much), or "
-            "join a larger cluster (ray.address)"
+            "ray.cpus_per_worker or ray.gpus_per_worker (critic.placement=separate asks for twice as much), "
+            "or join a larger cluster (ray.address)"
         )
 
 
