@@ -145,11 +145,17 @@ bench-train: .bench/verl/.installed .bench/trl/.installed .bench/batch.npz
 		--peer 'TRL bf16 weights, micro 2=$(TRL) --dtype bf16-weights --micro 2' \
 		--peer 'TRL fp32, micro 4=$(TRL) --dtype fp32 --micro 4'
 
-# vLLM for CPUs, in an environment of its own: rollouts of the demo's model and of SmolLM2, weights refreshed
-# in place, and its server over HTTP.
-vllm: .bench/vllm/.installed runs/smollm2/config.json
-	REIN_VLLM_PYTHON=$(CURDIR)/.bench/vllm/bin/python REIN_SMOLLM2=$(CURDIR)/runs/smollm2 OMP_NUM_THREADS=1 \
-		$(PY) -m pytest -q -m 'slow or not slow' tests/engines/test_vllm.py
+# vLLM for CPUs and llama.cpp, each in an environment of its own: rollouts of the demo's model and of SmolLM2,
+# weights refreshed in place, servers over HTTP that are killed in mid-run. 10 minutes after the installs.
+vllm: .bench/vllm/.installed .bench/llama/.installed runs/smollm2/config.json
+	REIN_VLLM_PYTHON=$(CURDIR)/.bench/vllm/bin/python REIN_LLAMA_PYTHON=$(CURDIR)/.bench/llama/bin/python \
+		REIN_SMOLLM2=$(CURDIR)/runs/smollm2 OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'slow or not slow' \
+		tests/engines/test_vllm.py tests/engines/test_contract.py tests/stages/test_real_servers.py
+
+.bench/llama/.installed:
+	test -x .bench/llama/bin/python || $(PYTHON) -m venv .bench/llama
+	.bench/llama/bin/python $(PIP_INSTALL) xllamacpp==2026.10.11549
+	touch $@
 
 # On a machine with a GPU: the tests marked gpu, and a table of speed and memory.
 gpu-check:
