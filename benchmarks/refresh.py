@@ -89,21 +89,29 @@ def measured(base: Path, seed: int, name: str, console: Console) -> dict[str, An
 def report(rows: list[dict[str, Any]], seeds: list[int]) -> str:
     """Write results/refresh.{json,md}."""
     by = {name: [row for row in rows if row["way"] == name] for name in EVERY}
-    body = [["(start)", "", *[f"{row['before']:.3f}" for row in by["offline"]], ""]]
+    before = {row["seed"]: f"{row['before']:.3f}" for row in rows}
+    body = [["(start)", "", *[before[seed] for seed in seeds], ""]]
     for name, every in EVERY.items():
-        after = [row["after"] for row in by[name]]
-        body.append([name, str(every), *[f"{a:.3f}" for a in after], f"**{np.mean(after):.3f}**"])
+        after = {row["seed"]: row["after"] for row in by[name]}
+        cells = [f"{after[seed]:.3f}" if seed in after else "" for seed in seeds]
+        mean = f"**{np.mean(list(after.values())):.3f}**" if len(after) == len(seeds) else ""
+        body.append([name, str(every), *cells, mean])
     text = table(["way", "refresh_every", *[f"seed {s}" for s in seeds], "mean"], body)
     comparisons = []
-    problems = {name: torch.tensor(np.mean([row["problems"] for row in by[name]], axis=0)) for name in EVERY}
-    for name in list(EVERY)[1:]:
-        gaps = [one["after"] - other["after"] for one, other in zip(by[name], by["offline"], strict=True)]
-        low, high = paired_bootstrap(problems["offline"], problems[name])
+    offline = {row["seed"]: row for row in by["offline"]}
+    for name in [name for name in list(EVERY)[1:] if len(by[name]) > 1]:
+        pairs = [(offline[row["seed"]], row) for row in by[name]]
+        gaps = [other["after"] - one["after"] for one, other in pairs]
+        sides = [
+            torch.tensor(np.mean([row["problems"] for row in side], axis=0))
+            for side in zip(*pairs, strict=True)
+        ]
+        low, high = paired_bootstrap(*sides)
         half = STUDENT[len(gaps)] * statistics.stdev(gaps) / len(gaps) ** 0.5
         gap = statistics.mean(gaps)
         text += (
-            f"\n\n{name} minus offline: {gap:+.3f} (95 % {low:+.3f} to {high:+.3f}, paired by problem; "
-            f"{gap - half:+.3f} to {gap + half:+.3f} over seeds)"
+            f"\n\n{name} minus offline, {len(gaps)} seeds: {gap:+.3f} (95 % {low:+.3f} to {high:+.3f}, "
+            f"paired by problem; {gap - half:+.3f} to {gap + half:+.3f} over seeds)"
         )
         comparisons.append({"way": name, "gap": gap, "by_problem": [low, high], "over_seeds": half})
     kept = [{key: value for key, value in row.items() if key != "problems"} for row in rows]
@@ -115,13 +123,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--out", type=Path, default=Path("runs/refresh"))
+    parser.add_argument("--ways", nargs="+", default=list(EVERY), choices=list(EVERY))
     arguments = parser.parse_args()
     console, rows = Console(quiet=True), []
     for seed in arguments.seeds:
         base = arguments.out / f"seed{seed}"
         demo.run([f"out={base}", f"seed={seed}", "stages=[sft,rollout,score]"], console)
         stored(base, seed)
-        for name in EVERY:
+        for name in arguments.ways:
             rows.append(measured(base, seed, name, console))
             print({key: rows[-1][key] for key in ("seed", "way", "before", "after", "updates")}, flush=True)
     print(report(rows, arguments.seeds))
