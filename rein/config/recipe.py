@@ -28,6 +28,7 @@ from rein.config.values import (
     Schedule,
     Share,
     as_list,
+    expression,
     ordered,
     weight_bounds_ok,
 )
@@ -393,7 +394,9 @@ class Evaluate(Section):
     before: MaybePlace = None  # default: what train started from
     after: MaybePlace = None  # default: train's best
     pass_k: Count = 8  # answers sampled per prompt for pass@k; 0: greedy only
+    seeds: Positive = 1  # so many times, each from a seed of its own
     temperature: Above = 1.0  # of those samples
+    pattern: Annotated[str, AfterValidator(expression)] | None = None  # what a well-formed answer matches
     max_prompts: Positive | None = None
     batch_size: Positive = 128
 

@@ -28,6 +28,7 @@ from rein.remedies import soften
 from rein.rewards import build, uses_model
 from rein.runtime.lock import held
 from rein.runtime.memory import free_models
+from rein.stages import judges
 from rein.stages.process import Stage, clustered, on_ranks, prepare_process
 from rein.tracking.console import Console
 from rein.types import Softening
@@ -231,8 +232,9 @@ def _summarize(recipe: Recipe, seconds: float) -> dict[str, Any]:
 def _rewards(recipe: Recipe, stage: str) -> Sequence[RewardSpec]:
     if stage == "score":
         return recipe.score.reward
-    truth = recipe.evaluate.reward or recipe.score.reward
-    return {"train": [*truth, *recipe.score.reward], "evaluate": truth}.get(stage, [])
+    truth = judges.truth(recipe)
+    held = {"train": [*truth, *recipe.score.reward], "evaluate": [*truth, *judges.proxy(recipe)]}
+    return held.get(stage, [])
 
 
 def _function_file(name: str) -> str | None:
