@@ -7,7 +7,7 @@ that cannot be judged is counted and written to rejects.jsonl, never dropped in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -144,14 +144,8 @@ def _answers(
         batch_size=evaluate.batch_size,
         stop_texts=recipe.rollout.stop,
     )
-    room = recipe.rollout.max_new_tokens or recipe.data.max_response_length
-    seed = derive(recipe.seed, "evaluate")
-    draws = [(1, 0.0, seed, "greedy")]
-    for i in range(evaluate.seeds if evaluate.pass_k else 0):
-        of = derive(recipe.seed, "evaluate", i) if i else seed
-        draws.append((evaluate.pass_k, evaluate.temperature, of, f"sampled {i + 1}/{evaluate.seeds}"))
     found: list[list[list[Trajectory]]] = []
-    for n, temperature, of, what in draws:
+    for n, temperature, seed, what in _draws(recipe):
         with console.progress(len(prompts), f"{name} {what}") as advance:
             found.append(
                 answer(
@@ -159,8 +153,8 @@ def _answers(
                     prompts,
                     n=n,
                     temperature=temperature,
-                    max_new_tokens=room,
-                    seed=of,
+                    max_new_tokens=recipe.rollout.max_new_tokens or recipe.data.max_response_length,
+                    seed=seed,
                     decode=encoder.decode_response,
                     advance=advance,
                 )
@@ -170,6 +164,15 @@ def _answers(
         p.where: Answers(greedy[i][0], [row for draw in sampled for row in draw[i]])
         for i, p in enumerate(prompts)
     }
+
+
+def _draws(recipe: Recipe) -> Iterator[tuple[int, float, int, str]]:
+    """Answers to a prompt, temperature, seed and name of each pass over the prompts: greedy, then sampled."""
+    evaluate, seed = recipe.evaluate, derive(recipe.seed, "evaluate")
+    yield 1, 0.0, seed, "greedy"
+    for i in range(evaluate.seeds if evaluate.pass_k else 0):
+        of = derive(recipe.seed, "evaluate", i) if i else seed
+        yield evaluate.pass_k, evaluate.temperature, of, f"sampled {i + 1}/{evaluate.seeds}"
 
 
 def _judged(side: Side, reward: Reward, proxy: Reward | None) -> Side:

@@ -89,10 +89,10 @@ def _by_length(recipe: Recipe, before: Side, scores: Mapping[str, Tensor]) -> li
     """Prompts in quarters by the tokens of before's answer: after's own would sort by the outcome."""
     lengths = torch.tensor([len(one.greedy.response_ids) for one in before.values()])
     shares = torch.arange(1, LENGTH_BINS, dtype=torch.float64) / LENGTH_BINS
-    edges = torch.quantile(lengths.double(), shares, interpolation="lower").unique()
+    edges = torch.quantile(lengths.double(), shares, interpolation="lower")
     place = torch.bucketize(lengths.double(), edges)  # an edge belongs to the bin below it
     found = []
-    for one in place.unique():
+    for one in sorted(set(place.tolist())):
         rows = (place == one).nonzero().flatten()
         tokens = [int(lengths[rows].min()), int(lengths[rows].max())]
         found.append({"tokens": tokens, **_part(scores, rows.tolist(), recipe.seed)})
