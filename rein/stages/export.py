@@ -83,15 +83,18 @@ def _whole(recipe: Recipe, source: Path, draft: Path, target: Path) -> dict[str,
     model.save(draft)
     if kind == "actor":
         _write_stop_ids(draft, model)
+    meant = check.logits(model.model)
+    del model  # no more than two are in memory
     load: dict[str, Any] = {"trust_remote_code": trust}
     exact = check.plain(draft, kind, dtype=DTYPES[wide], **load)
     found = check.logits(exact)
-    facts: dict[str, Any] = {"reload_difference": check.difference(found, check.logits(model.model))}
+    facts: dict[str, Any] = {"reload_difference": check.difference(found, meant)}
     check.refuse_difference(facts["reload_difference"], target, "the written folder")
     adapted = check.unfused(source, **load) if kind == "actor" else None
     if adapted is not None:
         facts["fused_difference"] = check.difference(found, check.logits(adapted))
         check.refuse_difference(facts["fused_difference"], target, "the fused model, beside its adapters,")
+    del adapted
     dtype = TORCH_DTYPES[recipe.export.dtype or own]
     if dtype != DTYPES[wide]:
         cast_folder(draft, dtype)

@@ -179,7 +179,7 @@ def test_a_stored_id_outside_of_the_vocabulary_is_an_error_with_its_row(tiny_lm:
     loaded = load_prompts([str(file)], encoder, Data(max_bad_fraction=1.0))
     assert [row.prompt_ids.tolist() for row in loaded.rows] == [[3, 127]]
     assert [str(reject) for reject in loaded.rejects] == [
-        "prompts.jsonl row 2: prompt_ids[1] is 128, vocabulary 128"
+        "prompts.jsonl row 1: prompt_ids[1] is 128, vocabulary 128"
     ]
-    with pytest.raises(ReinError, match=r"row 2"):
+    with pytest.raises(ReinError, match="row 1"):
         load_prompts([str(file)], encoder, Data())

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rein.config.load import load
 from rein.errors import CheckpointError, ConfigError
 from rein.models.actor import load_actor
+from rein.models.tiny import make_tiny
 from rein.stages import export, pipeline
 from rein.stages.export_check import logits
 from rein.tracking.console import Console
@@ -191,48 +192,45 @@ def test_critic_and_reward_model_are_exported_too(kind: str, base: str, tmp_path
 VLLM = """
 import json, sys
 from vllm import LLM, SamplingParams
-model = LLM(sys.argv[1], dtype="float32", max_model_len=96, enforce_eager=True)
-asked = json.load(open(sys.argv[2]))
-sampling = SamplingParams(temperature=0, max_tokens=12)
-found = model.generate([{"prompt_token_ids": ids} for ids in asked], sampling)
-print("ANSWERS", json.dumps([list(one.outputs[0].token_ids) for one in found]))
+if __name__ == "__main__":
+    model = LLM(sys.argv[1], dtype="float32", max_model_len=96, enforce_eager=True)
+    asked = json.load(open(sys.argv[2]))
+    sampling = SamplingParams(temperature=0, max_tokens=12)
+    found = model.generate([{"prompt_token_ids": ids} for ids in asked], sampling)
+    print("ANSWERS", json.dumps([list(one.outputs[0].token_ids) for one in found]))
 """
 
 
 @pytest.mark.slow
-def test_vllm_answers_as_evaluate_said(tiny_lm: str, tmp_path: Path) -> None:
+def test_vllm_answers_as_evaluate_said(tmp_path: Path) -> None:
     """REIN_VLLM_PYTHON names the interpreter of an environment with vllm in it."""
     python = os.environ.get("REIN_VLLM_PYTHON")
     if python is None:
         pytest.skip("REIN_VLLM_PYTHON is not given")
-    asked, said = evaluated(tiny_lm, tmp_path)
+    asked, said = evaluated(tmp_path)
     (tmp_path / "asked.json").write_text(json.dumps(asked))
     (tmp_path / "ask.py").write_text(VLLM)
     command = [python, tmp_path / "ask.py", tmp_path / "run" / "export" / "model", tmp_path / "asked.json"]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
-    )
+    own = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | own)
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("ANSWERS"))
     assert json.loads(line.removeprefix("ANSWERS")) == said
 
 
-def test_plain_transformers_answers_as_evaluate_said(tiny_lm: str, tmp_path: Path) -> None:
-    asked, said = evaluated(tiny_lm, tmp_path)
+def test_plain_transformers_answers_as_evaluate_said(tmp_path: Path) -> None:
+    asked, said = evaluated(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "export" / "model").eval()
     for ids, answer in zip(asked, said, strict=True):
         found = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=12)
         assert found[0, len(ids) :].tolist() == answer
 
 
-def evaluated(tiny_lm: str, folder: Path) -> tuple[list[list[int]], list[list[int]]]:
+def evaluated(folder: Path) -> tuple[list[list[int]], list[list[int]]]:
     """Evaluate and export adapters on a tiny model; prompts and greedy answers as ids."""
     import pyarrow.parquet as pq
 
+    tiny_lm = str(make_tiny(folder / "lm", seed=0, hidden=128, layers=2))  # heads as wide as vllm's are
     adapted(tiny_lm, folder / "adapter", target_modules="all-linear")
     rows = [{"prompt": f"{i}+{7 * i}=", "reward_model": {"ground_truth": str(8 * i)}} for i in range(12)]
     (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
