@@ -20,76 +20,13 @@ from typing import TYPE_CHECKING, NoReturn
 from rein import __version__
 from rein.errors import ConfigError, ReinError, Terminated, is_out_of_memory
 from rein.runtime import torchrun
+from rein.verbs import ACTIONS, COMMANDS, EPILOG, EXAMPLES, OPTIONS, STAGES
 
 if TYPE_CHECKING:
     from rein.config.recipe import Recipe
     from rein.tracking.console import Console
 
-STAGES = {
-    "sft": "fine-tune on prompt + response or chat messages",
-    "reward": "train a reward model from preference pairs",
-    "rollout": "stored prompts -> trajectories with token ids and log-probs",
-    "score": "score trajectories: rules, a reward model, your function",
-    "train": "offline PPO: scored trajectories -> a better actor",
-    "evaluate": "accuracy before and after on fresh prompts, with interval",
-    "export": "the result as a Hugging Face folder",
-    "report": "one HTML page: curves, before and after, samples",
-}
-COMMANDS = {
-    "run": "the recipe's stages in order, skipping what is done",
-    "demo": "from nothing to a better model, here, in minutes",
-    "check": "print the plan and a memory estimate, loading no weights",
-    "convert": "files of verl, TRL, OpenRLHF, LLaMA-Factory, OpenAI, vLLM -> Rein's",
-    "cache": "what frozen models said, kept for all runs: list it (ls), make room (prune)",
-    "audit": "what data files hold and what is wrong with them, on one page",
-}
-EXAMPLES = {
-    "sft": "rein sft recipe.yaml sft.optim.lr=1e-5",
-    "reward": "rein reward recipe.yaml reward.files=pairs.parquet",
-    "rollout": "rein rollout recipe.yaml rollout.n=8 rollout.temperature=0.7",
-    "score": "rein score recipe.yaml score.reward=my_pkg.rewards:politeness",
-    "train": "rein train recipe.yaml data.train_batch_size=256 actor.optim.lr=1e-6 out=runs/first",
-    "evaluate": "rein evaluate recipe.yaml evaluate.files=test.parquet",
-    "export": "rein export recipe.yaml export.to=models/better",
-    "report": "rein report recipe.yaml",
-    "run": "rein run recipe.yaml seed=1 out=runs/seed1",
-    "demo": "rein demo reward=noisy seed=1",
-    "check": "rein check recipe.yaml --try",
-    "convert": "rein convert rollouts/*.jsonl trajectories.parquet --from verl",
-    "cache": "rein cache prune recipe.yaml --older-than 30 --dry-run",
-    "audit": "rein audit trajectories.parquet --model MODEL --against test.parquet out=runs/first",
-}
-EPILOG = """\
-RECIPE is a YAML file or the name of a packaged one (demo); key=value overrides it, and alone makes a recipe.
-exit codes: 0 done, 2 usage or recipe, 3 data, 4 stopped or paused by a guard, 5 gate failed,
-6 snapshot or disk, 7 engine or rank, 8 your function raised, 9 out of memory, 130/143 interrupted (saved)
-"""
-ACTIONS = ("ls", "prune")  # of cache
-OPTIONS: dict[str, dict[str, tuple[str, str]]] = {  # of a verb, with a value: what it takes, what it does
-    "convert": {
-        "--from": (
-            "FORMAT",
-            "verl, trl, openrlhf, llamafactory, openai, vllm, solutions, rein; auto (default) looks",
-        ),
-        "--to": ("KIND", "prompts, trajectories, preferences or sft; else what the rows are"),
-        "--limit": ("N", "read the first N rows only"),
-        "--max-bad-fraction": ("F", "stop where more rows than this cannot be used (default 0.01)"),
-        "--temperature": ("T", "what rows that store no temperature were sampled at"),
-        "--log-probs": (
-            "MODE",
-            "at a temperature other than 1: raw (taken at 1) or processed (taken at that one)",
-        ),
-    },
-    "audit": {
-        "--model": ("PATH", "model folder: what it says of the rows, and a verdict (model.path)"),
-        "--against": ("FILE", "evaluation prompts (evaluate.files)"),
-    },
-    "cache": {
-        "--older-than": ("DAYS", "prune what was not used for so many days"),
-        "--max-size": ("SIZE", "prune what was used longest ago until the rest is no larger, such as 10GB"),
-    },
-}
-ATOMIC = ("convert", "audit", "check", "cache")  # no stages: there are none to keep
+ATOMIC = ("convert", "audit", "check", "cache", "deploy")  # no stages: there are none to keep
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
 _PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM)
 
@@ -201,6 +138,11 @@ def _dispatch(arguments: argparse.Namespace) -> None:
 
         audit(arguments.words, console, model=arguments.model, against=arguments.against)
         return
+    if arguments.verb == "deploy":
+        from rein.commands.deploy import run as deploy
+
+        deploy(arguments.model, arguments.to, console, rollback=arguments.rollback, listed=arguments.listed)
+        return
     recipe = _recipe(arguments, console)
     if arguments.verb == "cache":
         from rein.commands.cache import run as cache
@@ -231,7 +173,9 @@ def _dispatch(arguments: argparse.Namespace) -> None:
 def _recipe(arguments: argparse.Namespace, console: Console) -> Recipe:
     from rein.config.load import load
 
-    source, words = arguments.recipe, arguments.words
+    source, words = arguments.recipe, list(arguments.words)
+    if getattr(arguments, "force", False):
+        words.append("export.force=true")
     if source is not None and "=" in source and not os.path.exists(source):
         source, words = None, [source, *words]
     recipe, notes = load(source, words)
@@ -261,39 +205,49 @@ def _parser() -> _Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[shared],
         )
-        for option, (value, does) in OPTIONS.get(verb, {}).items():
-            if option == "--against":
-                sub.add_argument(option, metavar=value, help=does, action="append", default=[])
-            else:
-                sub.add_argument(option, metavar=value, help=does)
-        if verb == "audit":
-            what = "Parquet or JSON files, globs, folders, or a recipe; and key=value"
-            sub.add_argument("words", metavar="DATA", nargs="+", help=what)
-            continue
-        if verb == "convert":
-            sub.add_argument("--force", action="store_true", help="overwrite OUT where it exists")
-            sub.add_argument("files", metavar="FILE", nargs="+", help="files, globs or folders, then OUT")
-            continue
-        if verb == "cache":
-            sub.add_argument(
-                "action", choices=("ls", "prune"), help="list what is kept, or remove some of it"
-            )
-            sub.add_argument("--all", action="store_true", help="prune everything")
-            sub.add_argument("--dry-run", action="store_true", help="say what would go, and leave it")
-        if verb != "demo":
-            text, needed = "a YAML file, or the name of a packaged recipe", verb != "cache"
-            sub.add_argument("recipe", metavar="RECIPE", help=text, nargs=None if needed else "?")
-        sub.add_argument(
-            "words", metavar="key=value", nargs="*", help="override a key, e.g. seed=3 out=runs/x"
-        )
-        if verb == "check":
-            sub.add_argument(
-                "--try",
-                dest="rehearse",
-                action="store_true",
-                help="also run two updates on 16 of the real rows and throw them away",
-            )
+        _arguments(sub, verb)
     return parser
+
+
+def _arguments(sub: _Parser, verb: str) -> None:
+    """What a verb takes."""
+    for option, (value, does) in OPTIONS.get(verb, {}).items():
+        if option == "--against":
+            sub.add_argument(option, metavar=value, help=does, action="append", default=[])
+        else:
+            sub.add_argument(option, metavar=value, help=does)
+    if verb == "audit":
+        what = "Parquet or JSON files, globs, folders, or a recipe; and key=value"
+        sub.add_argument("words", metavar="DATA", nargs="+", help=what)
+        return
+    if verb == "convert":
+        sub.add_argument("--force", action="store_true", help="overwrite OUT where it exists")
+        sub.add_argument("files", metavar="FILE", nargs="+", help="files, globs or folders, then OUT")
+        return
+    if verb == "deploy":
+        sub.add_argument("--rollback", action="store_true", help="go back to what was current before")
+        sub.add_argument("--list", dest="listed", action="store_true", help="the versions, with gates")
+        sub.add_argument("model", metavar="MODEL", nargs="?", help="an exported model folder")
+        return
+    if verb in ("export", "run"):
+        sub.add_argument(
+            "--force", action="store_true", help="export what did not pass the gate; it is recorded"
+        )
+    if verb == "cache":
+        sub.add_argument("action", choices=("ls", "prune"), help="list what is kept, or remove some of it")
+        sub.add_argument("--all", action="store_true", help="prune everything")
+        sub.add_argument("--dry-run", action="store_true", help="say what would go, and leave it")
+    if verb != "demo":
+        text, needed = "a YAML file, or the name of a packaged recipe", verb != "cache"
+        sub.add_argument("recipe", metavar="RECIPE", help=text, nargs=None if needed else "?")
+    sub.add_argument("words", metavar="key=value", nargs="*", help="override a key, e.g. seed=3 out=runs/x")
+    if verb == "check":
+        sub.add_argument(
+            "--try",
+            dest="rehearse",
+            action="store_true",
+            help="also run two updates on 16 of the real rows and throw them away",
+        )
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ READS: Mapping[str, tuple[str, ...]] = {
         *("sft.share", "sft.coef", "sft.prompt_key", "sft.response_key"),
     ),
     "evaluate": (*_ROWS, *_ANSWERS, "evaluate"),
-    "export": ("model", "export"),
+    "export": ("model", "gate", "export"),
 }
 _WHERE_RUN = ("device", "attn_implementation", "use_liger")  # of the model
 _NO_EFFECT = {"trainer": ("logger", "save_freq", "profile")}
@@ -168,6 +168,12 @@ def _hash_all(files: Sequence[tuple[str, Path]]) -> str:
     for name, file in files:
         digest.update(f"{name}\0{_hash_file(file)}\n".encode())
     return digest.hexdigest()
+
+
+def hash_file(file: Path) -> str:
+    """sha256 of the whole file."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _hidden(path: Path) -> bool:

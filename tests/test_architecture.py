@@ -16,6 +16,7 @@ LAYERS: dict[str, int] = {
     "functional": 0,
     "types": 1,
     "errors": 1,
+    "verbs": 1,
     "protocols": 2,
     "config": 2,
     "tables": 2,
@@ -28,7 +29,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         ("experience", "learner", "validator", "remedies", "snapshots", "journal", "manifest"), 4
     ),
-    **dict.fromkeys(("probe", "scorer", "audit"), 4),
+    **dict.fromkeys(("probe", "scorer", "audit", "gate"), 4),
     "stages": 5,
     "commands": 5,
     "cli": 6,

@@ -18,7 +18,7 @@ from rein.config.load import load
 ROOT = Path(__file__).parent.parent
 VERBS = (
     *("sft", "reward", "rollout", "score", "train", "evaluate", "export", "report"),
-    *("run", "demo", "check", "convert", "cache"),
+    *("run", "demo", "check", "convert", "cache", "deploy"),
 )
 
 

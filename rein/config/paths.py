@@ -128,6 +128,21 @@ def trained_actor(recipe: Recipe) -> str:
     return str(stage_dir(recipe, "train") / "best")
 
 
+def export_source(recipe: Recipe) -> str:
+    """What is exported: as said, else what the stage that makes this kind of model has left."""
+    made = {
+        "actor": trained_actor(recipe),
+        "critic": str(stage_dir(recipe, "train") / "critic"),
+        "reward": recipe.score.path or str(stage_dir(recipe, "reward") / "model"),
+    }
+    return recipe.export.path or made[recipe.export.kind]
+
+
+def export_target(recipe: Recipe) -> Path:
+    name = "model" if recipe.export.kind == "actor" else recipe.export.kind
+    return Path(recipe.export.to) if recipe.export.to else stage_dir(recipe, "export") / name
+
+
 def behavior_model(recipe: Recipe) -> list[str]:
     """The model whose log-probs train recomputes as the behavior's; none where it does not."""
     return [recipe.data.behavior_model] if recipe.data.behavior_model else []

@@ -28,6 +28,7 @@ from rein.config.values import (
     Schedule,
     Share,
     as_list,
+    expression,
     ordered,
     weight_bounds_ok,
 )
@@ -398,14 +399,39 @@ class Evaluate(Section):
     before: MaybePlace = None  # default: what train started from
     after: MaybePlace = None  # default: train's best
     pass_k: Count = 8  # answers sampled per prompt for pass@k; 0: greedy only
+    seeds: Positive = 1  # so many times, each from a seed of its own
     temperature: Above = 1.0  # of those samples
+    pattern: Annotated[str, AfterValidator(expression)] | None = None  # what a well-formed answer matches
     max_prompts: Positive | None = None
     batch_size: Positive = 128
 
 
+class Gate(Section):
+    """What a model must show before it is exported; null turns a check off. A number not known is no pass."""
+
+    enable: bool | None = None  # default: where evaluate is among stages, or has judged what is exported
+    min_score: float | None = None  # held out
+    min_lift_low: float | None = 0.0  # the lower end of the lift's 95 % interval lies above this
+    min_prompts: Positive | None = 50  # judged
+    max_kl: Rate | None = 0.3  # to the reference on the probe, nats per token
+    max_length_ratio: Above | None = 2.0  # tokens of an answer over the start model's
+    max_format_drop: Share | None = 0.05  # of well-formed answers: those that end and match evaluate.pattern
+    max_repetition: Share | None = 0.2  # repeated 4-grams, beyond the start model's share
+    proxy_agrees: bool = True  # the proxy does not rise while the held-out score falls
+    require_no_guard_stop: bool = True  # no guard ended the run, or it was taken up again
+
+
 class Export(Section):
+    """A Hugging Face folder, written where the gate lets it pass and its reload equals what was exported."""
+
     path: MaybePlace = None  # what to export; default: train's best
-    to: MaybePlace = None  # default: <out>/export
+    to: MaybePlace = None  # default: <out>/export/model
+    kind: Literal["actor", "critic", "reward"] = (
+        "actor"  # the last two: default train's critic, reward's model
+    )
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None  # default: the source's own
+    adapter_only: bool = False  # the adapters alone, of an actor that has any
+    force: bool = False  # also what did not pass the gate; recorded
 
 
 Stage = Literal["sft", "reward", "rollout", "score", "train", "evaluate", "export", "report"]
@@ -440,6 +466,7 @@ class Recipe(Section):
     trainer: Trainer = Trainer()
     guards: Guards = Guards()
     evaluate: Evaluate = Evaluate()
+    gate: Gate = Gate()
     export: Export = Export()
 
     @property

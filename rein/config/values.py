@@ -6,6 +6,7 @@ Bounds keep out what no machine could mean (a count beyond 2**31 - 1, a number f
 from __future__ import annotations
 
 import os
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,6 +61,14 @@ def rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     if not starts or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
         raise ValueError("points must begin at progress 0 and rise, as in [[0, 0.08], [0.2, 0.05]]")
     return points
+
+
+def expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression ({error})") from error
+    return text
 
 
 Place = Annotated[str, AfterValidator(place)]

@@ -18,3 +18,11 @@ def repetition(
         return 0.0
     grams = ids.unfold(0, n, 1)
     return 1 - len(torch.unique(grams, dim=0)) / len(grams)
+
+
+def wins(
+    before: Tensor,  # [N]
+    after: Tensor,  # [N], the same problems in the same order
+) -> Tensor:
+    """1 where `after` is higher, 1/2 where they tie, 0 where it is lower, [N]: their mean is the win rate."""
+    return (after > before).double() + (after == before).double() / 2

@@ -33,6 +33,7 @@ from rein.models.precision import is_fast, set_precision
 from rein.models.save import save_folder
 from rein.models.trunk import Whole, run_trunk, shares_prompts
 from rein.models.ulysses import Slices
+from rein.models.vocabulary import grow_to
 from rein.protocols import Reference, Tokenizer
 from rein.types import TokenRow
 
@@ -230,6 +231,7 @@ def load_actor(
     path = model_folder(path, where)
     tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code, where=where)
     model = load_causal_lm(path, dtype=dtype, place=place, trust_remote_code=trust_remote_code, where=where)
+    grow_to(model, tokenizer)
     make_trainable(
         model,
         lora_rank=lora_rank,

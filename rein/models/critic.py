@@ -29,6 +29,7 @@ from rein.models.precision import is_fast, set_precision
 from rein.models.save import save_folder
 from rein.models.trunk import Whole, run_trunk, shares_prompts
 from rein.models.ulysses import Slices
+from rein.models.vocabulary import grow_to
 from rein.protocols import Tokenizer
 from rein.types import TokenRow
 
@@ -79,6 +80,8 @@ def load_critic(
     model = load_scalar_model(
         path, dtype=dtype, place=place, trust_remote_code=trust_remote_code, where=where
     )
+    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code, where=where)
+    grow_to(model, tokenizer)
     make_trainable(
         model,
         lora_rank=lora_rank,
@@ -88,7 +91,7 @@ def load_critic(
         seed=seed,
     )
     set_precision(model, precision, trunk_of(model), [model.score])
-    return Critic(model, load_tokenizer(path, trust_remote_code=trust_remote_code, where=where), path)
+    return Critic(model, tokenizer, path)
 
 
 def critic_on(

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rein.errors import ConfigError
-from rein.model_files import read_json
+from rein.model_files import TOKENIZER_FILES, read_json
 from rein.models import attention
-from rein.models.load import TOKENIZER_FILES, model_folder
+from rein.models.load import model_folder
 
 # Of a configuration: where it came from, who wrote it, and how the model is generated with.
 NO_EFFECT = {

@@ -8,7 +8,6 @@ Dropout is off in every model: ratios of PPO must start at 1.
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -25,15 +24,16 @@ from transformers import (
 )
 
 from rein.errors import CheckpointError, ConfigError, ReinError
-from rein.model_files import read_json, stop_ids_of
+from rein.model_files import TOKENIZER_FILES, read_json, stop_ids_of
 from rein.models import attention
+from rein.models.adapters import CONFIG as ADAPTER_CONFIG
+from rein.models.adapters import attached, base_named, fused
 from rein.models.forwards import use_own_forwards
 from rein.models.liger import use_liger
 from rein.models.place import CPU, Place
 from rein.models.precision import quickest_float32
 from rein.protocols import Tokenizer
 
-TOKENIZER_FILES = ("token", "vocab", "spiece", "sentencepiece", "merges", ".model")  # parts of their names
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -65,8 +65,10 @@ def model_folder(path: str, where: str) -> str:
 def load_tokenizer(path: str, *, trust_remote_code: bool = False, where: str = "model.path") -> Tokenizer:
     """The tokenizer of a model folder; PAD falls back to EOS (masks come from lengths, never from ids)."""
     folder = model_folder(path, where)
+    if (Path(folder) / ADAPTER_CONFIG).exists() and not _holds_tokenizer(folder):
+        folder = model_folder(base_named(Path(folder)), where)
     # transformers makes an empty tokenizer where it finds no file of one.
-    if not any(part in file.name for file in Path(folder).iterdir() for part in TOKENIZER_FILES):
+    if not _holds_tokenizer(folder):
         raise CheckpointError(
             f"{where}: {path} holds no tokenizer; save the model's tokenizer into that folder"
         )
@@ -88,6 +90,10 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False, where: str = "
     return result
 
 
+def _holds_tokenizer(folder: str) -> bool:
+    return any(part in file.name for file in Path(folder).iterdir() for part in TOKENIZER_FILES)
+
+
 def _is_its_file(folder: Path) -> bool:
     """Whether the folder says that tokenizer.json is the whole tokenizer, of no class of its own."""
     config = read_json(folder / "tokenizer_config.json")
@@ -97,16 +103,21 @@ def _is_its_file(folder: Path) -> bool:
 def stop_ids(path: str, tokenizer: Tokenizer) -> list[int]:
     """Ids that end a response: the generation config's, the model config's and the tokenizer's."""
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    return sorted({*stop_ids_of(Path(path)), *own})
+    return sorted({*stop_ids_of(_plain_folder(path)), *own})
 
 
 def vocabulary_of(path: str) -> int | None:
     """The ids that a folder's model knows; None where its configuration does not say."""
-    adapter = Path(path) / "adapter_config.json"
-    base = read_json(adapter).get("base_model_name_or_path") if adapter.exists() else path
-    folder = Path(model_folder(str(base), "model.path"))
-    found = read_json(folder / "config.json").get("vocab_size")
+    found = read_json(_plain_folder(path) / "config.json").get("vocab_size")
     return found if isinstance(found, int) else None
+
+
+def _plain_folder(path: str) -> Path:
+    """The folder with a model's own configuration: that of its base where `path` is one of adapters."""
+    folder = Path(path)
+    if (folder / ADAPTER_CONFIG).exists():
+        return Path(model_folder(base_named(folder), "model.path"))
+    return Path(model_folder(path, "model.path"))
 
 
 def first_line(error: Exception) -> str:
@@ -120,16 +131,10 @@ def _load(
     attention.register()
     quickest_float32(place.device)
     folder = model_folder(path, where)
-    base, adapter = folder, None
-    adapter_file = Path(folder) / "adapter_config.json"
-    if adapter_file.exists():
-        adapter = folder
-        named = read_json(adapter_file).get("base_model_name_or_path")
-        if not isinstance(named, str):
-            raise CheckpointError(
-                f"{adapter_file}: base_model_name_or_path is {named!r}; name the base model"
-            )
-        base = model_folder(named, where)
+    base, adapters = folder, None
+    if (Path(folder) / ADAPTER_CONFIG).exists():
+        adapters = Path(folder)
+        base = model_folder(base_named(adapters), where)
     read_json(Path(base) / "generation_config.json")  # is saved with what is trained: told before, not after
     try:
         model, info = auto.from_pretrained(
@@ -137,13 +142,8 @@ def _load(
         )
         if lacking := sorted(set(info["missing_keys"]) - set(new)):
             raise ValueError(f"{len(lacking)} weights are missing, first {lacking[0]}")
-        if adapter is not None:
-            from peft import PeftModel
-
-            # The start policy is base + adapter: fused now, so that "adapter off" later means this policy.
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
-                model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+        if adapters is not None:  # fused now, so that "adapter off" later means this start policy
+            model = fused(attached(model, adapters))
     except ReinError:
         raise
     except _UNREADABLE as error:

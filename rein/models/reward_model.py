@@ -21,6 +21,7 @@ from rein.models.place import CPU, Place
 from rein.models.precision import set_precision
 from rein.models.save import save_folder
 from rein.models.trunk import Whole, run_trunk, shares_prompts
+from rein.models.vocabulary import grow_to
 from rein.protocols import Tokenizer
 from rein.types import TokenRow
 
@@ -76,6 +77,7 @@ def load_reward_model(
         path, dtype=dtype, place=place, trust_remote_code=trust_remote_code, where=where
     )
     tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code, where=where)
+    grow_to(model, tokenizer)
     _part_pad_from_ends(model, tokenizer, stop_ids(path, tokenizer))
     make_trainable(
         model,

@@ -7,16 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GenerationConfig
 
 from rein.drafts import draft_of, replace_folder
 from rein.errors import CheckpointError, GuardStop
-from rein.model_files import open_weights
+from rein.model_files import open_weights, read_json, write_object
+from rein.models.adapters import keep, own_adapters
 from rein.models.load import first_line
 from rein.models.lora import fused_state_dict, has_lora
 from rein.protocols import Tokenizer
 from rein.sharded import whole
+
+TORCH_DTYPES = {
+    name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")
+}  # that a folder may have
 
 
 def save_folder(
@@ -29,6 +35,7 @@ def save_folder(
     """A plain Hugging Face folder, adapters fused in; complete or absent (written beside, then renamed)."""
     draft = draft_of(target)
     state = {name: whole(tensor).cpu() for name, tensor in state_of(model).items()}
+    adapters = {name: whole(tensor).cpu() for name, tensor in own_adapters(model).items()}
     refuse_not_finite(state, target)
     tied_before = getattr(model.config, "tie_word_embeddings", False)
     tied = tied_before and not _head_grew_apart(model, state)
@@ -44,6 +51,7 @@ def save_folder(
         model.save_pretrained(draft, state_dict=state)
         open_weights(draft)
         tokenizer.save_pretrained(str(draft))
+        keep(model, adapters, draft, start=start)
         generation = Path(start) / "generation_config.json"
         if generation.exists():
             GenerationConfig.from_pretrained(start).save_pretrained(draft)
@@ -66,8 +74,28 @@ def state_of(model: Any) -> dict[str, Tensor]:
 
 def give_whole(model: Any) -> None:
     """On another rank than the one that saves: give it this one's parts, and keep nothing."""
-    for tensor in state_of(model).values():
+    for tensor in (*state_of(model).values(), *own_adapters(model).values()):
         whole(tensor)
+
+
+def cast_folder(folder: Path, dtype: torch.dtype) -> None:
+    """Round the weights of a written folder to another precision, a file at a time."""
+    size = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors = {
+            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in load_file(file).items()
+        }
+        size += sum(tensor.nbytes for tensor in tensors.values())
+        save_file(tensors, file, metadata={"format": "pt"})
+    open_weights(folder)
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        body = read_json(index)
+        write_object(index, body | {"metadata": {**body.get("metadata", {}), "total_size": size}})
+    config = read_json(folder / "config.json")
+    config.pop("torch_dtype", None)
+    write_object(folder / "config.json", config | {"dtype": str(dtype).removeprefix("torch.")})
 
 
 def refuse_not_finite(state: dict[str, Tensor], target: Path) -> None:

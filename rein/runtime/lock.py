@@ -23,7 +23,7 @@ _held: set[Path] = set()  # by this process
 
 
 @contextmanager
-def held(out: Path) -> Iterator[None]:
+def held(out: Path, key: str = "out") -> Iterator[None]:  # key: what the user calls the folder
     """Inside, no other process is in this block for the same folder, which is made if need be.
 
     A process may enter again what it holds. Raises CheckpointError where another holds it, or where the
@@ -39,11 +39,11 @@ def held(out: Path) -> Iterator[None]:
         handle = _locked(folder / NAME)
     except BlockingIOError:
         raise CheckpointError(
-            f"out: {out} is in use by {_holder(folder / NAME)}; wait for it or choose another out="
+            f"{key}: {out} is in use by {_holder(folder / NAME)}; wait for it or choose another {_said(key)}"
         ) from None
     except OSError as error:
         raise CheckpointError(
-            f"out: {out} cannot be written to ({error.strerror}); free space or choose another out="
+            f"{key}: {out} cannot be written to ({error.strerror}); free space or choose another {_said(key)}"
         ) from error
     _held.add(folder)
     try:
@@ -55,6 +55,10 @@ def held(out: Path) -> Iterator[None]:
         if not there:
             with suppress(OSError):  # it goes again where nothing came into it
                 folder.rmdir()
+
+
+def _said(key: str) -> str:
+    return key if key.startswith("-") else f"{key}="
 
 
 def _locked(file: Path) -> int:

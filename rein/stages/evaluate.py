@@ -1,18 +1,16 @@
-"""Before and after on prompts that training has not seen: greedy score, pass@k, and how sure the lift is.
+"""Before and after on prompts that training has not seen: their answers, judged by truth and proxy.
 
-Writes evaluate/evaluation.json and evaluate/answers.parquet. One model is in memory at a time: both answer,
-then the reward judges. A prompt that cannot be judged is counted and written to rejects.jsonl, never
-dropped in silence.
+What the answers amount to is counted in evaluate_numbers.py. Writes evaluate/evaluation.json and
+evaluate/answers.parquet. One model is in memory at a time: both answer, then the rewards judge. A prompt
+that cannot be judged is counted and written to rejects.jsonl, never dropped in silence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-import torch
 
 from rein.config import paths
 from rein.config.load import write_json
@@ -22,7 +20,6 @@ from rein.data.parquet import write_rows
 from rein.data.schemas import FREE_KEY
 from rein.engines.hf import HfEngine
 from rein.errors import DataError
-from rein.functional.statistics import RESAMPLES, paired_bootstrap, pass_at_k, wilson
 from rein.models.actor import load_actor
 from rein.models.place import loading
 from rein.protocols import Reward
@@ -30,10 +27,12 @@ from rein.rewards import build, uses_model
 from rein.runtime.memory import free_models
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
+from rein.stages import judges
+from rein.stages.evaluate_numbers import Answers, Side, compare
 from rein.stages.tokens import FACT, compared, encoder_of
 from rein.tracking.console import Console
 from rein.types import Trajectory
-from rein.validator import answer, scored, shape
+from rein.validator import answer, scored
 
 ANSWERS = pa.schema(
     [
@@ -46,24 +45,12 @@ ANSWERS = pa.schema(
 )
 
 
-@dataclass(slots=True)
-class Answers:
-    """What one model said to one prompt."""
-
-    greedy: Trajectory
-    samples: list[Trajectory]
-
-
-Side = dict[str, Answers]  # by the prompt's place in the file
-
-
 def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Compare evaluate.before with evaluate.after by evaluate.reward."""
-    folder, specs = paths.stage_dir(recipe, "evaluate"), recipe.evaluate.reward or recipe.score.reward
-    needed = uses_model(specs)
-    scorer = open_scorer(recipe) if needed else None
-    reward = build(specs, scorer=scorer)
-    for note in reward.notes:
+    folder, specs, beside = paths.stage_dir(recipe, "evaluate"), judges.truth(recipe), judges.proxy(recipe)
+    scorer = open_scorer(recipe) if uses_model([*specs, *beside]) else None
+    reward, proxy = build(specs, scorer=scorer), build(beside, scorer=scorer) if beside else None
+    for note in dict.fromkeys([*reward.notes, *(proxy.notes if proxy else ())]):
         console.say(note)
     models = {
         "before": recipe.evaluate.before or paths.start_policy(recipe, "train"),
@@ -80,7 +67,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
             f"warning: evaluate.before and evaluate.after differ in {' and '.join(changed)}, so they do not "
             "answer the same tokens; give both folders the same tokenizer files"
         )
-    before, after = (_judged(sides[name], reward) for name in models)
+    before, after = (_judged(sides[name], reward, proxy) for name in models)
     if scorer is not None:
         scorer.keep()
     for where in {**before, **after}:
@@ -100,18 +87,25 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
         console.say(f"evaluate: {len(rejects)} prompts left out; first: {next(iter(rejects.values()))}")
     evaluation = compare(recipe, before, after)
     evaluation |= {"reward": [spec.name for spec in specs], "models": models}
+    if "proxy" in evaluation:
+        evaluation["proxy"]["reward"] = [spec.name for spec in beside]
     _write_answers(folder, before, after)
     write_json(folder / "evaluation.json", evaluation)
-    low, high = evaluation["lift_ci95"]
-    console.say(
-        f"evaluate: {evaluation['before']['score']:.4g} before, {evaluation['after']['score']:.4g} after, "
-        f"lift {evaluation['lift']:+.4g} (95 % [{low:+.4g}, {high:+.4g}]) on {len(before)} prompts"
-    )
+    _say(evaluation, console)
     beyond -= rejects.keys()
     counts = {"in": len(before) + len(rejects) + len(beyond), "rejected": len(rejects)}
     counts |= ({"beyond_max_prompts": len(beyond)} if beyond else {}) | {"judged": len(before)}
     console.say("rows: " + ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items()))
     return {"rows": counts, **evaluation, FACT: marks["after"]}
+
+
+def _say(evaluation: dict[str, Any], console: Console) -> None:
+    low, high = evaluation["lift_ci95"]
+    console.say(
+        f"evaluate: {evaluation['before']['score']:.4g} before, {evaluation['after']['score']:.4g} after, "
+        f"lift {evaluation['lift']:+.4g} (95 % [{low:+.4g}, {high:+.4g}]), "
+        f"win rate {evaluation['win_rate']:.3f} on {evaluation['n']} prompts"
+    )
 
 
 def _answers(
@@ -150,13 +144,8 @@ def _answers(
         batch_size=evaluate.batch_size,
         stop_texts=recipe.rollout.stop,
     )
-    room = recipe.rollout.max_new_tokens or recipe.data.max_response_length
-    seed = derive(recipe.seed, "evaluate")
     found: list[list[list[Trajectory]]] = []
-    for n, temperature, what in ((1, 0.0, "greedy"), (evaluate.pass_k, evaluate.temperature, "sampled")):
-        if n == 0:
-            found.append([[] for _ in prompts])
-            continue
+    for n, temperature, seed, what in _draws(recipe):
         with console.progress(len(prompts), f"{name} {what}") as advance:
             found.append(
                 answer(
@@ -164,20 +153,37 @@ def _answers(
                     prompts,
                     n=n,
                     temperature=temperature,
-                    max_new_tokens=room,
+                    max_new_tokens=recipe.rollout.max_new_tokens or recipe.data.max_response_length,
                     seed=seed,
                     decode=encoder.decode_response,
                     advance=advance,
                 )
             )
-    greedy, samples = found
-    return {p.where: Answers(greedy[i][0], samples[i]) for i, p in enumerate(prompts)}
+    greedy, *sampled = found
+    return {
+        p.where: Answers(greedy[i][0], [row for draw in sampled for row in draw[i]])
+        for i, p in enumerate(prompts)
+    }
 
 
-def _judged(side: Side, reward: Reward) -> Side:
-    """The same answers with scores, from one call of the reward."""
+def _draws(recipe: Recipe) -> Iterator[tuple[int, float, int, str]]:
+    """Answers to a prompt, temperature, seed and name of each pass over the prompts: greedy, then sampled."""
+    evaluate, seed = recipe.evaluate, derive(recipe.seed, "evaluate")
+    yield 1, 0.0, seed, "greedy"
+    for i in range(evaluate.seeds if evaluate.pass_k else 0):
+        of = derive(recipe.seed, "evaluate", i) if i else seed
+        yield evaluate.pass_k, evaluate.temperature, of, f"sampled {i + 1}/{evaluate.seeds}"
+
+
+def _judged(side: Side, reward: Reward, proxy: Reward | None) -> Side:
+    """The same answers with scores, from one call of each reward; the proxy reads greedy answers alone."""
     rows = iter(scored([row for one in side.values() for row in (one.greedy, *one.samples)], reward))
-    return {where: Answers(next(rows), [next(rows) for _ in one.samples]) for where, one in side.items()}
+    greedy = [one.greedy for one in side.values()]
+    beside = iter([None] * len(greedy) if proxy is None else proxy(greedy))
+    return {
+        where: Answers(next(rows), [next(rows) for _ in one.samples], next(beside))
+        for where, one in side.items()
+    }
 
 
 def _known(answers: Answers) -> bool:
@@ -186,61 +192,6 @@ def _known(answers: Answers) -> bool:
 
 def _names(specs: Sequence[Any]) -> str:
     return ", ".join(spec.name for spec in specs)
-
-
-def compare(recipe: Recipe, before: Side, after: Side) -> dict[str, Any]:
-    """The numbers of evaluation.json; both sides hold the same prompts, all with scores."""
-    scores = {"before": _greedy_scores(before), "after": _greedy_scores(after)}
-    binary = all(bool(((s == 0) | (s == 1)).all()) for s in scores.values())
-    sources: dict[str, list[int]] = {}
-    for index, one in enumerate(before.values()):
-        sources.setdefault(one.greedy.data_source or "(none)", []).append(index)
-    by_source = {
-        source: _lift({name: values[torch.tensor(rows)] for name, values in scores.items()}, recipe.seed)
-        for source, rows in sorted(sources.items())
-    }
-    overall = _lift(scores, recipe.seed)
-    return {
-        "before": _side(before, scores["before"], binary=binary),
-        "after": _side(after, scores["after"], binary=binary),
-        "lift": overall["lift"],
-        "lift_ci95": overall["lift_ci95"],
-        "by_data_source": by_source,
-        "n": len(before),
-        "pass_k": recipe.evaluate.pass_k,
-        "temperature": recipe.evaluate.temperature,
-        "resamples": RESAMPLES,
-        "seed": recipe.seed,
-    }
-
-
-def _greedy_scores(side: Side) -> torch.Tensor:
-    return torch.tensor([one.greedy.score for one in side.values()], dtype=torch.float64)
-
-
-def _lift(scores: Mapping[str, torch.Tensor], seed: int) -> dict[str, Any]:
-    means = {name: float(values.mean()) for name, values in scores.items()}
-    interval = paired_bootstrap(scores["before"], scores["after"], seed=seed)
-    n = len(scores["before"])
-    return {"n": n, **means, "lift": means["after"] - means["before"], "lift_ci95": list(interval)}
-
-
-def _side(side: Side, scores: torch.Tensor, *, binary: bool) -> dict[str, Any]:
-    """One model's numbers. `accuracy` is the mean score where scores are right or wrong, else null."""
-    n, mean = len(scores), float(scores.mean())
-    facts: dict[str, Any] = {"accuracy": mean if binary else None, "n": n, "score": mean}
-    if binary:
-        facts["accuracy_ci95"] = list(wilson(float(scores.sum()), n))
-        facts |= _pass_at(side)
-    return facts | shape([one.greedy for one in side.values()])
-
-
-def _pass_at(side: Side) -> dict[str, float]:
-    """pass@1, 2, 4, ... up to the number of samples."""
-    drawn = len(next(iter(side.values())).samples)
-    right = torch.tensor([sum(row.score == 1 for row in one.samples) for one in side.values()])
-    ks = sorted({*(1 << i for i in range(drawn.bit_length())), drawn} - {0})
-    return {f"pass@{k}": float(pass_at_k(right, drawn, k).mean()) for k in ks}
 
 
 def _write_answers(folder: Any, before: Side, after: Side) -> None:

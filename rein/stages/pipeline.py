@@ -22,13 +22,13 @@ from rein.config.load import dump, write_json
 from rein.config.methods import AUTO
 from rein.config.recipe import Recipe, RewardSpec
 from rein.data.files import sources
-from rein.errors import CheckpointError, ConfigError, RefreshAsked
+from rein.errors import CheckpointError, ConfigError, GateFailed, RefreshAsked
 from rein.guards.presets import guards_of
 from rein.remedies import soften
 from rein.rewards import build, uses_model
 from rein.runtime.lock import held
 from rein.runtime.memory import free_models
-from rein.stages import rounds
+from rein.stages import gate_facts, judges, rounds
 from rein.stages.process import Stage, clustered, on_ranks, prepare_process
 from rein.tracking.console import Console
 from rein.types import Softening
@@ -58,12 +58,19 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
 def _run(recipe: Recipe, console: Console) -> dict[str, Any]:
     out = Path(recipe.out)
     dump(recipe, out / "recipe.json")
-    started, skipped = time.monotonic(), 0.0
+    started, skipped, refused = time.monotonic(), 0.0, None
     for stage in recipe.stages:
-        skipped += (_train if stage == "train" else _unless_done)(stage, recipe, console)
+        try:
+            skipped += (_train if stage == "train" else _unless_done)(stage, recipe, console)
+        except GateFailed as error:  # the report is read all the same
+            refused = error
         if stage == "evaluate" or stage == recipe.stages[-1]:  # the report shows the summary
             _summarize(recipe, time.monotonic() - started + skipped)
     summary = _summarize(recipe, time.monotonic() - started + skipped)
+    if "evaluate" in recipe.stages and "export" not in recipe.stages:
+        refused = _gate(recipe, console)
+    if refused is not None:
+        raise refused
     inputs = [str(paths.stage_dir(recipe, stage) / manifest.NAME) for stage in recipe.stages]
     manifest.write(
         out, stage="run", recipe=recipe, inputs=inputs, rows={}, facts=summary, seconds=summary["seconds"]
@@ -71,7 +78,7 @@ def _run(recipe: Recipe, console: Console) -> dict[str, Any]:
     if "lift" in summary:
         before, after, (low, high) = summary["before"], summary["after"], summary["lift_ci95"]
         console.say(
-            f"result: {before['accuracy']:.3f} before, {after['accuracy']:.3f} after, "
+            f"result: {before['score']:.3f} before, {after['score']:.3f} after, "
             f"lift {summary['lift']:+.3f} (95 % [{low:+.3f}, {high:+.3f}]), "
             f"{summary['seconds']:.0f} s; {out / 'summary.json'}"
         )
@@ -109,6 +116,13 @@ def _train(stage: str, recipe: Recipe, console: Console) -> float:
             if not able:
                 raise
             console.say(f"round {rounds.current(recipe).number}: {asked}")
+
+
+def _gate(recipe: Recipe, console: Console) -> GateFailed | None:
+    """What the gate says of a run that exports nothing; an error only where it was asked for."""
+    after = recipe.evaluate.after or paths.trained_actor(recipe)
+    failed = gate_facts.refuse(gate_facts.pass_gate(recipe, after, console), after)
+    return failed if recipe.gate.enable and not recipe.export.force else None
 
 
 def run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
@@ -169,7 +183,8 @@ def stage_inputs(recipe: Recipe, stage: str) -> list[str]:
             after = recipe.evaluate.after or paths.trained_actor(recipe)
             return [before, after, *paths.evaluate_files(recipe), *reward_model, *functions]
         case "export":
-            return [recipe.export.path or paths.trained_actor(recipe)]
+            judged = paths.stage_dir(recipe, "evaluate") / "evaluation.json"  # the gate and the card read it
+            return [paths.export_source(recipe), *([str(judged)] if judged.exists() else [])]
         case "report":
             train, evaluate = paths.stage_dir(recipe, "train"), paths.stage_dir(recipe, "evaluate")
             return [str(train / "metrics.jsonl"), str(evaluate)]
@@ -252,6 +267,9 @@ def _summarize(recipe: Recipe, seconds: float) -> dict[str, Any]:
     if "evaluate" in recipe.stages and evaluation.exists():
         found = json.loads(evaluation.read_text(encoding="utf-8"))
         summary = {key: found[key] for key in COMPARED if key in found}
+        quiet, after = Console(quiet=True), recipe.evaluate.after or paths.trained_actor(recipe)
+        gate = gate_facts.pass_gate(recipe, after, quiet)
+        summary["gate"] = gate.as_json(forced=recipe.export.force)
     done = {stage: manifest.read(paths.stage_dir(recipe, stage)) for stage in recipe.stages}
     stages = {stage: body["seconds"] for stage, body in done.items() if body is not None}
     summary |= {"seconds": round(seconds, 2), "stages": stages}
@@ -262,8 +280,9 @@ def _summarize(recipe: Recipe, seconds: float) -> dict[str, Any]:
 def _rewards(recipe: Recipe, stage: str) -> Sequence[RewardSpec]:
     if stage == "score":
         return recipe.score.reward
-    truth = recipe.evaluate.reward or recipe.score.reward
-    return {"train": [*truth, *recipe.score.reward], "evaluate": truth}.get(stage, [])
+    truth = judges.truth(recipe)
+    held = {"train": [*truth, *recipe.score.reward], "evaluate": [*truth, *judges.proxy(recipe)]}
+    return held.get(stage, [])
 
 
 def _function_file(name: str) -> str | None:

@@ -14,6 +14,7 @@ from rein.data import token_marks
 from rein.data.tokenize import Encoder
 from rein.models.actor import Actor
 from rein.models.load import load_tokenizer, model_folder, stop_ids, vocabulary_of
+from rein.models.vocabulary import highest_id
 from rein.tracking.console import Console
 
 FACT = "tokens"  # in a manifest's facts: Encoder.marks()
@@ -32,11 +33,12 @@ def encoder_in(folder: str, recipe: Recipe) -> Encoder:
     """The same of a model's folder, without its weights."""
     path = model_folder(folder, "model.path")
     tokenizer = load_tokenizer(path, trust_remote_code=recipe.model.trust_remote_code)
+    rows = vocabulary_of(path)
     return Encoder(
         tokenizer,
         apply_chat_template=recipe.data.apply_chat_template,
         stop_ids=set(stop_ids(path, tokenizer)),
-        vocab_size=vocabulary_of(path),
+        vocab_size=None if rows is None else max(rows, highest_id(tokenizer) + 1),
     )
 
 

@@ -228,6 +228,8 @@ class Job:
         if score is None or score < self.best.get("val/score", float("-inf")):
             return False
         self.best = {"val/score": score, "number": self.cursor.number}
+        if KL in metrics:
+            self.best[KL] = metrics[KL]
         if self.reins.acts:
             self.best["snapshot"] = self.cursor.number
         with self.clock("save_checkpoint"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rein.functional.evaluation import repetition
+from rein.functional.evaluation import repetition, wins
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,8 @@ def test_repetition_is_the_share_of_fourgrams_seen_before(ids: list[int], share:
 
 def test_a_loop_repeats_nearly_everything() -> None:
     assert repetition(torch.tensor([7, 8] * 500)) > 0.99
+
+
+def test_ties_are_half_a_win() -> None:
+    before, after = torch.tensor([0.0, 1.0, 1.0, 0.5]), torch.tensor([1.0, 1.0, 0.0, 0.75])
+    assert wins(before, after).tolist() == [1, 0.5, 0, 1]

@@ -1,6 +1,8 @@
 """The evaluate stage and the validator: two tiny models on made prompts, numbers recounted."""
 
+import itertools
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -204,3 +206,72 @@ def test_without_truths_there_is_no_held_out_score() -> None:
     )
     assert "val/score" not in validator.measure()
     assert Validator(Scripted([]), first_is_truth, None, [], decode=decode, max_new_tokens=4).measure() == {}
+
+
+# Win rate, length, seeds, the proxy
+
+
+def test_the_win_rate_and_the_quarters_by_length_are_recounted_from_the_answers(
+    recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    facts = evaluate.run(recipe(prompts(24), pass_k=0), Console(quiet=True))
+    answers = pq.read_table(tmp_path / "out" / "evaluate" / "answers.parquet").to_pylist()
+    wins = [
+        1.0 if r["after_score"] > r["before_score"] else 0.5 * (r["after_score"] == r["before_score"])
+        for r in answers
+    ]
+    assert facts["win_rate"] == pytest.approx(np.mean(wins))
+    assert facts["win_rate_ci95"][0] <= facts["win_rate"] <= facts["win_rate_ci95"][1]
+    assert sum(part["n"] for part in facts["by_length"]) == 24
+    for part in facts["by_length"]:
+        low, high = part["tokens"]
+        rows = [r for r in answers if low <= len(r["before_ids"]) <= high]
+        assert len(rows) == part["n"]
+        assert part["lift"] == pytest.approx(np.mean([r["after_score"] - r["before_score"] for r in rows]))
+    ends = [part["tokens"] for part in facts["by_length"]]
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(ends))
+
+
+def test_several_seeds_are_several_draws_and_the_first_is_the_one_seed_s(
+    recipe: Callable[..., Recipe],
+) -> None:
+    one = evaluate.run(recipe(prompts(8), seeds=1), Console(quiet=True))
+    three = evaluate.run(recipe(prompts(8), seeds=3), Console(quiet=True))
+    assert one["sampled"]["by_seed"] == three["sampled"]["by_seed"][:1]
+    lifts = [part["lift"] for part in three["sampled"]["by_seed"]]
+    assert len(lifts) == 3
+    assert len(set(lifts)) > 1
+    assert three["sampled"]["lift"] == pytest.approx(np.mean(lifts))
+    assert three["sampled"]["lift_std_over_seeds"] == pytest.approx(np.std(lifts, ddof=1))
+    assert one["sampled"]["lift_std_over_seeds"] is None
+    assert one["lift"] == three["lift"]  # greedy answers have no seed
+    assert list(three["before"]) == list(one["before"])  # pass@k up to pass_k, of more samples
+    assert three["before"]["pass@1"] == pytest.approx(three["sampled"]["before"])
+
+
+def test_the_proxy_is_scored_beside_the_truth(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    made = recipe(prompts(12), pass_k=0)
+    assert "proxy" not in evaluate.run(made, Console(quiet=True))  # nothing was trained on
+    told = {"score": {"reward": [{"name": "parity_rewards:length"}]}}
+    facts = evaluate.run(Recipe.model_validate(made.model_dump() | told), Console(quiet=True))
+    answers = pq.read_table(tmp_path / "out" / "evaluate" / "answers.parquet").to_pylist()
+    gained = [len(r["after"]) - len(r["before"]) for r in answers]
+    assert facts["proxy"]["lift"] == pytest.approx(np.mean(gained))
+    assert facts["proxy"]["win_rate"] == pytest.approx(np.mean([(g > 0) + 0.5 * (g == 0) for g in gained]))
+    assert facts["proxy"]["reward"] == ["parity_rewards:length"]
+
+
+def test_a_well_formed_answer_ends_by_itself_and_matches_the_pattern(
+    recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    for pattern in (None, "[0-9]"):
+        facts = evaluate.run(recipe(prompts(24), pass_k=0, pattern=pattern), Console(quiet=True))
+        answers = pq.read_table(tmp_path / "out" / "evaluate" / "answers.parquet").to_pylist()
+        for side in ("before", "after"):
+            good = [
+                r[f"{side}_finish_reason"] == "stop"
+                and r[side].strip() != ""
+                and (pattern is None or re.search(pattern, r[side]))
+                for r in answers
+            ]
+            assert facts[side]["well_formed"] == np.mean(good)

@@ -8,7 +8,7 @@ import pytest
 from rein.config.load import load
 from rein.config.recipe import Recipe
 from rein.data import addition
-from rein.errors import ConfigError, DataError, UserCodeError
+from rein.errors import ConfigError, DataError, GateFailed, UserCodeError
 from rein.stages import pipeline
 from rein.tracking.console import Console
 
@@ -44,7 +44,7 @@ def small(tiny: Path, data: Path, out: Path, *words: str) -> Recipe:
         data.max_bad_fraction=0.02 rollout.files={data}/prompts.parquet rollout.max_prompts=136 rollout.n=1
         data.train_batch_size=32 actor.ppo_mini_batch_size=16 actor.ppo_epochs=1 trainer.critic_warmup=1
         trainer.total_training_steps=1 trainer.val_prompts=4 data.val_files={data}/dev.parquet
-        evaluate.files={data}/test.parquet evaluate.max_prompts=8 evaluate.pass_k=0
+        evaluate.files={data}/test.parquet evaluate.max_prompts=8 evaluate.pass_k=0 gate.enable=false
     """.split()
     own += ["data.max_response_length=48", 'score.reward={name: exact, options: {marker: "#"}}']
     given = {word.partition("=")[0] for word in words}
@@ -87,7 +87,7 @@ def test_a_second_run_skips_everything_and_says_so(tiny: Path, data: Path, done:
 def test_other_settings_redo_the_stage_and_what_depends_on_it(tiny: Path, data: Path, done: Path) -> None:
     console = Said()
     pipeline.run(small(tiny, data, done, "evaluate.max_prompts=6"), console)
-    assert console.skipped == ["sft", "rollout", "score", "train", "export"]
+    assert console.skipped == ["sft", "rollout", "score", "train"]  # the model card tells of the evaluation
     assert json.loads((done / "summary.json").read_text())["before"]["n"] == 6
 
 
@@ -159,3 +159,58 @@ def test_every_stage_is_listed() -> None:
     from rein.config.recipe import Stage
 
     assert set(pipeline.MODULES) == set(get_args(Stage))
+
+
+# The gate
+
+
+def test_a_run_that_the_gate_refuses_exports_nothing_and_still_reports(
+    tiny: Path, data: Path, done: Path
+) -> None:
+    before = (done / "export" / "model" / "model.safetensors").read_bytes()
+    console = Said()
+    with pytest.raises(GateFailed, match=r"min_prompts: prompts judged 8 is below 50, by 42.*--force"):
+        pipeline.run(small(tiny, data, done, "gate.enable=true"), console)
+    assert not (done / "export" / "manifest.json").exists()
+    assert (done / "export" / "model" / "model.safetensors").read_bytes() == before
+    assert console.skipped == ["sft", "rollout", "score", "train", "evaluate", "report"]  # goes on to the end
+    gate = json.loads((done / "summary.json").read_text())["gate"]
+    assert gate["asked"]
+    assert not gate["passed"]
+    assert {"min_prompts", "min_lift_low"} <= {line["check"] for line in gate["lines"] if not line["passed"]}
+
+
+def test_what_is_forced_is_recorded_in_manifest_and_card(tiny: Path, data: Path, done: Path) -> None:
+    pipeline.run(small(tiny, data, done, "gate.enable=true", "export.force=true"), Said())
+    gate = json.loads((done / "export" / "manifest.json").read_text())["facts"]["gate"]
+    assert gate["forced"]
+    card = (done / "export" / "model" / "README.md").read_text()
+    assert "**FAILED, and exported by force.**" in card
+    assert "| min_prompts | **failed** | prompts judged 8 is below 50, by 42 |" in card
+    for stage in ("sft", "score", "train", "evaluate"):
+        for digest in json.loads((done / stage / "manifest.json").read_text())["inputs"].values():
+            assert digest in card
+    assert "## Training" in card
+    assert "KL to the start" in card
+
+
+def test_a_gate_that_passes_lets_the_same_run_export(tiny: Path, data: Path, done: Path) -> None:
+    off = ("min_lift_low", "min_prompts", "max_kl", "max_length_ratio", "max_format_drop", "max_repetition")
+    words = ("gate.enable=true", *(f"gate.{name}=null" for name in off))
+    pipeline.run(small(tiny, data, done, *words), Said())
+    gate = json.loads((done / "export" / "model" / "rein_export.json").read_text())["gate"]
+    assert gate["passed"]
+    assert [line["check"] for line in gate["lines"]] == ["require_no_guard_stop"]
+    assert "Passed.\n" in (done / "export" / "model" / "README.md").read_text()
+
+
+def test_an_evaluation_of_other_weights_is_no_evaluation(tiny: Path, data: Path, done: Path) -> None:
+    """The start model is exported by name, and nothing here has judged it."""
+    other = ("gate.enable=true", f"export.path={tiny}", f"export.to={done}/other")
+    with pytest.raises(GateFailed, match=r"lower end of the lift is not known; run `rein evaluate`"):
+        pipeline.run_stage("export", small(tiny, data, done, *other), Said())
+    console = Said()
+    alone = ("gate.enable=null", "stages=[export]", *other[1:])
+    pipeline.run_stage("export", small(tiny, data, done, *alone), console)
+    assert any(line.startswith("gate: not asked, nothing here has evaluated") for line in console.lines)
+    assert "Not asked: nothing here" in (done / "other" / "README.md").read_text()

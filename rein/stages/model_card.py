@@ -1,0 +1,162 @@
+"""The model card of an export, README.md: written from the manifests that stages left, never from memory.
+
+What was not run is left out. Pure but for reading those files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rein import manifest
+from rein.config import paths
+from rein.config.load import resolved
+from rein.config.recipe import Recipe
+from rein.stages.gate_facts import evaluation_of, trained_here
+from rein.tracking.jsonl import read_metrics
+
+CURVES = {
+    "val/score": "held-out score",
+    "val/proxy_score": "proxy",
+    "val/response_length": "tokens per answer",
+    "probe/kl_reference": "KL to the start",
+    "probe/entropy": "entropy",
+}
+POINTS = 12  # of a curve
+SIDE = {
+    "score": "score",
+    "accuracy": "greedy accuracy",
+    "response_length": "tokens per answer",
+    "well_formed": "well-formed answers",
+    "repetition": "repeated 4-grams",
+    "truncated": "cut off by the limit",
+}
+
+
+def card(recipe: Recipe, source: str, facts: Mapping[str, Any]) -> str:
+    """Markdown."""
+    trained = trained_here(recipe, source)
+    parts = [
+        "---\nlibrary_name: transformers\ntags: [rein]\n---\n",
+        f"# {Path(recipe.out).name}: {facts['kind']}\n",
+        *_origin(recipe, facts),
+        "## Gate\n",
+        *_gate(facts["gate"]),
+        *_evaluation(evaluation_of(recipe, source)),
+        *(_curves(trained) if trained else ()),
+        *_data(recipe),
+        "## Recipe\n",
+        "What differs from the defaults.\n",
+        f"```json\n{json.dumps(_changed(resolved(recipe), resolved(Recipe())), indent=2)}\n```\n",
+        "## Versions\n",
+        *_table(("package", "version"), list(manifest.versions().items())),
+    ]
+    return "\n".join(parts)
+
+
+def _origin(recipe: Recipe, facts: Mapping[str, Any]) -> Iterator[str]:
+    yield f"Exported from `{facts['from']}`; started from `{recipe.model.path or 'a model not named'}`."
+    if "base" in facts:
+        yield f"These are adapters alone; their base is `{facts['base']}`."
+    if "dtype" in facts:
+        yield f"Weights are {facts['dtype']}."
+    for name, of in (
+        ("reload_difference", "the model that was written"),
+        ("fused_difference", "its base with adapters not fused"),
+    ):
+        if name in facts:
+            yield f"Loaded again, its logits differ from those of {of} by {facts[name]:.2g} at most."
+    yield ""
+
+
+def _gate(gate: Mapping[str, Any]) -> Iterator[str]:
+    if not gate["asked"]:
+        yield f"Not asked: {gate['note']}.\n"
+        return
+    if gate["forced"]:
+        yield "**FAILED, and exported by force.**\n"
+    else:
+        yield "Passed.\n"
+    rows = [
+        (line["check"], "passed" if line["passed"] else "**failed**", line["why"]) for line in gate["lines"]
+    ]
+    yield from _table(("check", "", "what was found"), rows)
+
+
+def _evaluation(found: Mapping[str, Any] | None) -> Iterator[str]:
+    if found is None:
+        return
+    low, high = found["lift_ci95"]
+    yield "## Evaluation\n"
+    yield (
+        f"Greedy answers to {found['n']} prompts that training has not seen, judged by "
+        f"{', '.join(found['reward'])}: lift {found['lift']:+.4g}, 95 % [{low:+.4g}, {high:+.4g}], "
+        f"win rate against the start model {found['win_rate']:.3f}.\n"
+    )
+    before, after = found["before"], found["after"]
+    keys = [*SIDE, *(key for key in after if key.startswith("pass@"))]
+    rows = [
+        (SIDE.get(key, key), _number(before[key]), _number(after[key]))
+        for key in keys
+        if isinstance(after.get(key), int | float) and isinstance(before.get(key), int | float)
+    ]
+    if proxy := found.get("proxy"):
+        name = f"proxy ({', '.join(proxy['reward'])})"
+        rows.append((name, _number(proxy["before"]), _number(proxy["after"])))
+    yield from _table(("", "start", "this model"), rows)
+    parts = [(name, part) for name, part in found["by_data_source"].items()]
+    parts += [("{} to {} tokens".format(*part["tokens"]), part) for part in found["by_length"]]
+    yield from _table(
+        ("prompts", "n", "lift", "95 %"),
+        [
+            (name, part["n"], f"{part['lift']:+.4g}", "[{:+.4g}, {:+.4g}]".format(*part["lift_ci95"]))
+            for name, part in parts
+        ],
+    )
+
+
+def _curves(folder: Path) -> Iterator[str]:
+    """Training's held-out numbers at a few updates."""
+    lines = [line for line in read_metrics(folder / "metrics.jsonl") if "val/score" in line]
+    if not lines:
+        return
+    step = max((len(lines) - 1) / (POINTS - 1), 1)
+    picked = sorted({min(round(i * step), len(lines) - 1) for i in range(POINTS)})
+    names = [name for name in CURVES if any(name in lines[i] for i in picked)]
+    yield "## Training\n"
+    rows = [(lines[i]["number"], *(_number(lines[i].get(name)) for name in names)) for i in picked]
+    yield from _table(("update", *(CURVES[name] for name in names)), rows)
+
+
+def _data(recipe: Recipe) -> Iterator[str]:
+    """Files and models that stages have read, by content."""
+    rows = []
+    for stage in recipe.stages:
+        body = manifest.read(paths.stage_dir(recipe, stage)) or {}
+        rows += [(stage, f"`{name}`", f"`{digest}`") for name, digest in body.get("inputs", {}).items()]
+    if rows:
+        yield "## Data and models\n"
+        yield from _table(("read by", "what", "sha256"), rows)
+
+
+def _changed(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in settings.items():
+        if isinstance(value, dict) and isinstance(defaults.get(key), dict):
+            if inner := _changed(value, defaults[key]):
+                found[key] = inner
+        elif value != defaults.get(key):
+            found[key] = value
+    return found
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    for row in (head, ["---"] * len(head), *rows):
+        yield "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
+    yield ""
