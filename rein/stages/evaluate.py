@@ -30,6 +30,7 @@ from rein.rewards import build, uses_model
 from rein.runtime.memory import free_models
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
+from rein.stages import off_policy_evaluation
 from rein.stages.tokens import FACT, compared, encoder_of
 from rein.tracking.console import Console
 from rein.types import Trajectory
@@ -59,6 +60,8 @@ Side = dict[str, Answers]  # by the prompt's place in the file
 
 def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Compare evaluate.before with evaluate.after by evaluate.reward."""
+    if not recipe.evaluate.generate:
+        return off_policy_evaluation.run(recipe, console)
     folder, specs = paths.stage_dir(recipe, "evaluate"), recipe.evaluate.reward or recipe.score.reward
     needed = uses_model(specs)
     scorer = open_scorer(recipe) if needed else None

@@ -93,7 +93,9 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     probe_rows = sorted(rows.held_out, key=lambda row: row.key)[:PROBE_ROWS]
     with clock("probe"):
         probe = team.made("probe", make_probe, probe_rows, budget)
-    validator = None if rehearsal else _validator(recipe, console, team, encoder, rows.held_out, folder)
+    validator = None
+    if recipe.evaluate.generate and not rehearsal:
+        validator = _validator(recipe, console, team, encoder, rows.held_out, folder)
     maker.clock = clock
     if validator is not None:
         validator.clock = clock

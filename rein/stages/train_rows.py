@@ -77,7 +77,7 @@ def load_rows(
         write_rejects(folder / "rejects.jsonl", loaded.rejects)
     if folder is None and "pairs" in needs(recipe):  # a rehearsal's few rows need not score differently
         loaded.rows = [row.with_score(float(i % 2)) for i, row in enumerate(loaded.rows)]
-    left_out = _leave_out(recipe, encoder, loaded.rows)
+    left_out = leave_out(recipe, encoder, loaded.rows)
     loaded.rows = complete(loaded.rows)
     train, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, derive(recipe.data_seed, "holdout"))
     counts = {"in": loaded.total, "rejected": len(loaded.rejects), **left_out, "held_out": len(held_out)}
@@ -109,7 +109,7 @@ def load_rows(
     return Rows(train, held_out, counts)
 
 
-def _leave_out(recipe: Recipe, encoder: Encoder, rows: list[Trajectory]) -> dict[str, int]:
+def leave_out(recipe: Recipe, encoder: Encoder, rows: list[Trajectory]) -> dict[str, int]:
     """Take the rows out that answer a prompt of data.leave_out; how many."""
     if not recipe.data.leave_out:
         return {}
