@@ -63,18 +63,23 @@ def cross_fitted_values(
     single prompt has no others: its values are 0, and the estimator is plain importance sampling.
     """
     fold = torch.unique(groups, return_inverse=True)[1] % folds
-    features, returns = features.double().where(mask[:, :, None], 0), returns.double()
-    values = torch.zeros(mask.shape, dtype=torch.float64, device=features.device)
+    x, y = features.double().where(mask[:, :, None], 0), returns.double().where(mask, 0)
+    weighted = (x if weights is None else x * weights.double().where(mask, 0)[:, :, None]).transpose(1, 2)
+    width = x.shape[2]
+    # All that a fit needs of a row, F x F and F numbers, is made once and summed over the other folds.
+    needed = torch.cat([(weighted @ x).flatten(1), (weighted @ y[:, :, None]).flatten(1)], 1)
+    others = 1 - torch.eye(folds, dtype=torch.float64, device=x.device)
+    summed = others @ needed.new_zeros(folds, needed.shape[1]).index_add_(0, fold, needed)
+    values = torch.zeros(mask.shape, dtype=torch.float64, device=x.device)
     for number in range(folds):
-        own, others = fold == number, fold != number
-        counted = mask[others]
-        if not counted.any():
+        seen = y[fold != number][mask[fold != number]]
+        if not len(seen):
             continue
-        x, y = features[others][counted], returns[others][counted]
-        weighted = x if weights is None else x * weights.double()[others][counted][:, None]
-        gram = weighted.T @ x
-        gram += ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-        values[own] = (features[own] @ torch.linalg.solve(gram, weighted.T @ y)).clamp(y.min(), y.max())
+        gram, moment = summed[number].split([width * width, width])
+        gram = gram.view(width, width)
+        gram = gram + ridge * gram.diagonal().mean() * torch.eye(width, dtype=gram.dtype, device=gram.device)
+        own = fold == number
+        values[own] = (x[own] @ torch.linalg.solve(gram, moment)).clamp(seen.min(), seen.max())
     return values.where(mask, 0)
 
 

@@ -93,9 +93,7 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     probe_rows = sorted(rows.held_out, key=lambda row: row.key)[:PROBE_ROWS]
     with clock("probe"):
         probe = team.made("probe", make_probe, probe_rows, budget)
-    validator = None
-    if recipe.evaluate.generate and not rehearsal:
-        validator = _validator(recipe, console, team, encoder, rows.held_out, folder)
+    validator = None if rehearsal else _validator(recipe, console, team, encoder, rows.held_out, folder)
     maker.clock = clock
     if validator is not None:
         validator.clock = clock
@@ -201,7 +199,11 @@ def _validator(
     held_out: list[Trajectory],
     folder: Path,
 ) -> Validator | None:
-    """Greedy answers to held-out prompts, scored by the truth and by the reward that trains."""
+    """Greedy answers to held-out prompts, scored by the truth and by the reward that trains; None where
+    nothing may be generated.
+    """
+    if not recipe.evaluate.generate:
+        return None
     truth, proxy = recipe.evaluate.reward or recipe.score.reward, recipe.score.reward
     if recipe.data.val_files:
         rejected = folder / "validation_rejects.jsonl"
