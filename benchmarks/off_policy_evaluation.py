@@ -29,7 +29,14 @@ from results_io import table, write
 
 from rein.functional.kl import off_policy_kl
 from rein.functional.masked import masked_mean
-from rein.functional.off_policy_evaluation import clustered, log_ratios, row_estimates, trust
+from rein.functional.off_policy_evaluation import (
+    Estimate,
+    clustered,
+    log_ratios,
+    row_estimates,
+    trust,
+    with_missing,
+)
 
 TASKS = ("walks 10", "walks 11", "demo")
 DRAWS, PROMPTS, ANSWERS = 200, 500, 8
@@ -61,8 +68,10 @@ def judged(pool: Pool, seed: int) -> list[dict[str, Any]]:
             name: list(clustered(each, groups))
             for name, each in row_estimates(log_w, rewards, mask, groups, values).items()
         }
-        zeros = torch.zeros_like(log_w)
-        said = trust(log_w, groups)
+        zeros, said = torch.zeros_like(log_w), trust(log_w, groups)
+        least = pool.scores[rows].min().item()
+        own = Estimate(*estimates[REPORTED])
+        estimates[REPORTED] = list(with_missing(own, said.mean_weight.value, least))
         found.append(
             {
                 "estimates": estimates,

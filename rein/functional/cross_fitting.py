@@ -75,8 +75,7 @@ def cross_fitted_values(
         seen = y[fold != number][mask[fold != number]]
         if not len(seen):
             continue
-        gram, moment = summed[number].split([width * width, width])
-        gram = gram.view(width, width)
+        gram, moment = summed[number, :-width].view(width, width), summed[number, -width:]
         gram = gram + ridge * gram.diagonal().mean() * torch.eye(width, dtype=gram.dtype, device=gram.device)
         own = fold == number
         values[own] = (x[own] @ torch.linalg.solve(gram, moment)).clamp(seen.min(), seen.max())

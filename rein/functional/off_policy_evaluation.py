@@ -181,6 +181,16 @@ def clustered(rows: Tensor, groups: Tensor, *, z: float = Z95) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
+def with_missing(found: Estimate, mean_weight: float, least: float) -> Estimate:
+    """The control variate's interval, its low end moved down by (1 - mean weight) (value - least).
+
+    A mean product below 1 is what the sample lacks of the actor's answers, and V speaks for them; they may as
+    well score the least there is. Plain importance sampling counts them as 0 by itself.
+    """
+    lacking = max(0.0, 1 - mean_weight) * max(0.0, found.value - least)
+    return found._replace(low=found.low - lacking)
+
+
 def student(freedom: int, z: float = Z95) -> float:
     """Student's quantile where the normal one is z, by an expansion in 1 / freedom.
 

@@ -27,7 +27,15 @@ from rein.experience import Passes, in_micro_batches, padded
 from rein.experience.maker import group_numbers
 from rein.functional.kl import off_policy_kl
 from rein.functional.masked import masked_mean
-from rein.functional.off_policy_evaluation import Estimate, Trust, clustered, log_ratios, row_estimates, trust
+from rein.functional.off_policy_evaluation import (
+    Estimate,
+    Trust,
+    clustered,
+    log_ratios,
+    row_estimates,
+    trust,
+    with_missing,
+)
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import load_critic
 from rein.models.place import loading
@@ -58,6 +66,7 @@ class Judged(NamedTuple):
 
     rows: dict[str, Tensor]  # [B] by estimator
     estimates: dict[str, Estimate]
+    lacking: float  # how far the reported low end was moved down for answers that the sample lacks
     trust: Trust
     kl: float  # KL(actor || behavior), nats per token
 
@@ -89,8 +98,11 @@ def judge(held: Stored, log_probs: Tensor, values: Tensor | None) -> Judged:
     given = None if values is None else values.cpu()
     rows = row_estimates(log_w, held.rewards, held.mask, held.groups, given)
     estimates = {name: clustered(found, held.groups) for name, found in rows.items()}
+    said, plain = trust(log_w, held.groups), estimates[REPORTED]
+    estimates[REPORTED] = with_missing(plain, said.mean_weight.value, held.rewards.sum(1).min().item())
+    lacking = 0.0 if math.isinf(plain.low) else plain.low - estimates[REPORTED].low
     moved = off_policy_kl(log_w, torch.zeros_like(log_w), torch.zeros_like(log_w))
-    return Judged(rows, estimates, trust(log_w, held.groups), masked_mean(moved, held.mask).item())
+    return Judged(rows, estimates, lacking, said, masked_mean(moved, held.mask).item())
 
 
 def metrics_of(rows: Sequence[Trajectory], passes: Passes, budget: int) -> Metrics:
@@ -146,6 +158,8 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
 def compare(held: Stored, before: Judged, after: Judged) -> dict[str, Any]:
     """The `off_policy` part of evaluation.json; differences are of the same rows, clustered by prompt."""
     gaps = {name: clustered(after.rows[name] - before.rows[name], held.groups) for name in after.rows}
+    value, low, high = gaps[REPORTED]
+    gaps[REPORTED] = Estimate(value, low - after.lacking, high + before.lacking)
     return {
         "before": _as_json(before),
         "after": _as_json(after),

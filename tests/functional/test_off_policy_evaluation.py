@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rein.functional.cross_fitting import cross_fitted_values, scores_of_others
 from rein.functional.off_policy_evaluation import (
+    Estimate,
     by_prompt,
     clustered,
     importance_sampling,
@@ -18,6 +19,7 @@ from rein.functional.off_policy_evaluation import (
     student,
     trust,
     with_control_variate,
+    with_missing,
 )
 
 WORDS, LENGTH = 3, 3  # 0 ends an answer
@@ -201,3 +203,16 @@ def test_a_cross_fitted_critic_has_not_seen_the_prompt() -> None:
 def test_the_others_of_a_prompt() -> None:
     scores, groups = torch.tensor([1.0, 2.0, 6.0, 5.0]).double(), torch.tensor([3, 3, 3, 9])
     assert scores_of_others(scores, groups).tolist() == [4, 3.5, 1.5, 3]
+
+
+def test_what_the_sample_lacks_may_score_least() -> None:
+    """Half of the actor's answers are never stored: V vouches for them, the low end does not."""
+    half = torch.full((40, 1), 0.5).double().log()
+    ones, mask = torch.ones(40, 1).double(), torch.ones(40, 1, dtype=torch.bool)
+    groups = torch.arange(40)
+    assert importance_sampling(half, ones, mask).mean().item() == pytest.approx(0.5)
+    found = clustered(with_control_variate(half, ones, ones, mask), groups)
+    assert found.value == pytest.approx(1)
+    assert with_missing(found, 0.5, 0.0).low == pytest.approx(0.5)
+    assert with_missing(found, 1.2, 0.0) == found
+    assert with_missing(Estimate(0.4, 0.3, 0.5), 0.9, 0.2).low == pytest.approx(0.3 - 0.1 * 0.2)
