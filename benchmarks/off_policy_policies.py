@@ -178,9 +178,8 @@ def demo_pool(out: Path, prompts: int = 1000, answers: int = 32) -> Pool:
     kept = trained(recipe, out / "kept")
     start = load_actor(f"{out}/sft/model")
     encoder = encoder_of(start, recipe)
-    asked = problems(
-        prompts, TEST_SEED + 1, {_problem(row) for row in read_rows(out / "data/prompts.parquet")}
-    )
+    trained_on = {_problem(row) for _, row in read_rows(out / "data/prompts.parquet")}
+    asked = problems(prompts, TEST_SEED + 1, trained_on)
     write_rows(out / "pool.parquet", [prompt_row(*p, "pool", i) for i, p in enumerate(asked)], PROMPTS)
     given = load_prompts([f"{out}/pool.parquet"], encoder, recipe.data).rows
     engine = HfEngine(start.model, start.tokenizer, start.stop_ids, batch_size=512)
