@@ -109,7 +109,7 @@ def policies(name: str, out: Path) -> list[dict[str, Any]]:
             "task": name,
             "policy": pool.names[i],
             "truth": truth,
-            "unseen": pool.unseen[i],
+            "truth_error": pool.error[i],
         }
         row |= {key: median([each[key] for each in own]) for key in ("kl", "ess", "pareto_k", "mean_weight")}
         row["trusted"] = mean([each["trust"] for each in own])
@@ -206,9 +206,10 @@ def report(out: Path, tasks: list[str]) -> None:
             cells += [f"{own['width']:.3f}", f"{own['bias']:+.4f}", f"{own['coverage_trusted']:.1%}"]
             body.append([*cells, *(f"{row[name]['coverage']:.1%}" for name in names)])
         shown = ", ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in ranked[task].items())
-        unseen = max(row["unseen"] for row in rows if row["task"] == task)
+        error = max(row["truth_error"] for row in rows if row["task"] == task)
         parts += [f"## {task}", table(head, body), f"Rank correlation: {shown}."]
-        parts += [f"The truth is exact but for at most {unseen:.2g} of probability that was not followed."]
+        what = "has a standard error of" if task == "demo" else "leaves out probability of"
+        parts += [f"The truth {what} at most {error:.1g}."]
     parts += ["Width, bias and the first column of holds are of the control variate; medians over draws."]
     settings = {"draws": DRAWS, "prompts": PROMPTS, "answers": ANSWERS, "ranks": ranked}
     write("off_policy_evaluation", settings, rows, "\n\n".join(parts))

@@ -3,9 +3,9 @@
 A task has a behavior policy, checkpoints of a PPO run on its answers, the true score of each, and a pool of
 held-out answers sampled from the behavior policy. Equal answers are held once: what a policy says of them is
 computed once. Walks: the behavior policy is the start policy of random_walks.py, which gives every token
-some probability, and scores are exact. Demo: the behavior policy is the demo's SFT model, and the true score
-on the pool's prompts is the sum of probability times score over all answers seen, exact up to the
-probability of those that were not.
+some probability, and scores are exact. Demo: the behavior policy is the demo's SFT model; the true score on
+the pool's prompts is the sum of probability times score over all answers in the pool, and for all others the
+mean of what is sampled from the policy itself.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from rein.validator import answer, scored
 walks.PRUNED = 1e-8  # what is cut off an exact score stays below 1e-4
 CHECKPOINTS = 20
 BUDGET = 16384  # tokens of a forward pass
+OWN_ANSWERS = 4  # of a policy to each prompt of the demo's pool, for its true score
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Pool:
     scores: Tensor  # [A]
     mask: Tensor  # [A, T]
     truth: list[float]  # [K]
-    unseen: list[float]  # [K] probability of answers that are not in the pool, whose score is not in `truth`
+    error: list[float]  # [K] of `truth`: probability that was not followed, or the standard error
     names: list[str]  # [K]
 
 
@@ -139,7 +140,7 @@ def pooled(
         scores=torch.tensor([row.score for row in rows], dtype=torch.float64),
         mask=padded([row.response_mask for row in rows], torch.bool),
         truth=[],
-        unseen=[],
+        error=[],
         names=[],
     )
 
@@ -163,7 +164,7 @@ def walks_pool(out: Path, seed: int, answers: int = 200_000) -> Pool:
         start.model.load_state_dict(state)
         scored = exact(Mover(start.model), data.graph)
         pool.truth.append(scored["val/score"])
-        pool.unseen.append(scored["val/pruned"])
+        pool.error.append(scored["val/pruned"])
         pool.names.append(f"update {place}")
     return pool
 
@@ -182,28 +183,28 @@ def demo_pool(out: Path, prompts: int = 1000, answers: int = 32) -> Pool:
     asked = problems(prompts, TEST_SEED + 1, trained_on)
     write_rows(out / "pool.parquet", [prompt_row(*p, "pool", i) for i, p in enumerate(asked)], PROMPTS)
     given = load_prompts([f"{out}/pool.parquet"], encoder, recipe.data).rows
-    engine = HfEngine(start.model, start.tokenizer, start.stop_ids, batch_size=512)
     reward = build(recipe.score.reward, scorer=None)
-    said, later = [], list(kept.values())
-    begun = {name: value.clone() for name, value in start.model.state_dict().items()}
-    for state, n in ((begun, answers), (later[len(later) // 2], answers // 8), (later[-1], answers // 8)):
-        start.model.load_state_dict(state)  # answers of later policies only make `truth` whole
+
+    def sampled(n: int, seed: int) -> list[Trajectory]:
+        engine = HfEngine(start.model, start.tokenizer, start.stop_ids, batch_size=512)
         some = answer(
-            engine, given, n=n, temperature=1.0, max_new_tokens=48, seed=1, decode=encoder.decode_response
+            engine, given, n=n, temperature=1.0, max_new_tokens=48, seed=seed, decode=encoder.decode_response
         )
-        said.append(scored([row for rows in some for row in rows], reward))
-    start.model.load_state_dict(begun)
-    rows, found = distinct([row for some in said for row in some])
+        return scored([row for rows in some for row in rows], reward)
+
+    rows, found = distinct(sampled(answers, 1))
     drawn = torch.arange(prompts).repeat_interleave(answers)
-    pool = pooled(rows, found[: len(drawn)], drawn, start, later, out / "kept" / "critic")
+    pool = pooled(rows, found, drawn, start, list(kept.values()), out / "kept" / "critic")
     number = {prompt.where: i for i, prompt in enumerate(given)}
-    prompt_of = torch.tensor([number[row.where] for row in rows])
-    for place, log_probs in zip(kept, pool.actors, strict=True):
+    prompt_of, known = torch.tensor([number[row.where] for row in rows]), {row.key for row in rows}
+    for (place, state), log_probs in zip(kept.items(), pool.actors, strict=True):
+        start.model.load_state_dict(state)
         chance = masked_sum(log_probs.double(), pool.mask, 1).exp()
-        total = torch.zeros(2, prompts, dtype=torch.float64)
-        total.index_add_(1, prompt_of, torch.stack([chance * pool.scores, chance]))
-        pool.truth.append(total[0].mean().item())
-        pool.unseen.append(1 - total[1].mean().item())
+        within = torch.zeros(prompts, dtype=torch.float64).index_add_(0, prompt_of, chance * pool.scores)
+        others = [(row.score or 0.0) * (row.key not in known) for row in sampled(OWN_ANSWERS, 2)]
+        beyond = torch.tensor(others, dtype=torch.float64)
+        pool.truth.append((within.mean() + beyond.mean()).item())
+        pool.error.append((beyond.std() / len(beyond) ** 0.5).item())
         pool.names.append(f"update {place}")
     return pool
 
