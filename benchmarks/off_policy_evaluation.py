@@ -64,11 +64,9 @@ def judged(pool: Pool, seed: int) -> list[dict[str, Any]]:
     found = []
     for actor in pool.actors:
         log_w = log_ratios(actor[rows, :width], behavior, mask)
-        estimates = {
-            name: list(clustered(each, groups))
-            for name, each in row_estimates(log_w, rewards, mask, groups, values).items()
-        }
-        zeros, said = torch.zeros_like(log_w), trust(log_w, groups)
+        terms = row_estimates(log_w, rewards, mask, groups, values)
+        estimates = {name: list(clustered(each, groups)) for name, each in terms.items()}
+        zeros, said = torch.zeros_like(log_w), trust(log_w, terms[REPORTED], groups)
         least = pool.scores[rows].min().item()
         own = Estimate(*estimates[REPORTED])
         estimates[REPORTED] = list(with_missing(own, said.mean_weight.value, least))
@@ -78,6 +76,7 @@ def judged(pool: Pool, seed: int) -> list[dict[str, Any]]:
                 "trust": said.trusted,
                 "ess": said.ess,
                 "pareto_k": said.pareto_k,
+                "products_k": said.products_k,
                 "mean_weight": said.mean_weight.value,
                 "kl": masked_mean(off_policy_kl(log_w, zeros, zeros), mask).item(),
             }
@@ -111,7 +110,10 @@ def policies(name: str, out: Path) -> list[dict[str, Any]]:
             "truth": truth,
             "truth_error": pool.error[i],
         }
-        row |= {key: median([each[key] for each in own]) for key in ("kl", "ess", "pareto_k", "mean_weight")}
+        row |= {
+            key: median([each[key] for each in own])
+            for key in ("kl", "ess", "pareto_k", "products_k", "mean_weight")
+        }
         row["trusted"] = mean([each["trust"] for each in own])
         row["trusted_narrow"] = mean([each["trust"] and wide(each) <= NARROW for each in own])
         row["draws"] = len(own)
@@ -195,14 +197,30 @@ def report(out: Path, tasks: list[str]) -> None:
         verdicts(rows, ranked),
     ]
     names = [key for key, value in rows[0].items() if isinstance(value, dict)]
-    head = ["policy", "truth", "kl/behavior", "ESS", "Pareto k", "mean product", "trusted", "width", "bias"]
+    head = [
+        "policy",
+        "truth",
+        "kl/behavior",
+        "ESS",
+        "k of terms",
+        "k of products",
+        "mean product",
+        "trusted",
+        "width",
+        "bias",
+    ]
     head += ["holds, where trusted", *(f"holds: {name.replace('_', ' ')}" for name in names)]
     for task in tasks:
         body = []
         for row in (row for row in rows if row["task"] == task):
             own = row[REPORTED]
             cells = [row["policy"], f"{row['truth']:.3f}", f"{row['kl']:.4f}", f"{row['ess']:.0f}"]
-            cells += [f"{row['pareto_k']:.2f}", f"{row['mean_weight']:.3f}", f"{row['trusted']:.0%}"]
+            cells += [
+                f"{row['pareto_k']:.2f}",
+                f"{row['products_k']:.2f}",
+                f"{row['mean_weight']:.3f}",
+                f"{row['trusted']:.0%}",
+            ]
             cells += [f"{own['width']:.3f}", f"{own['bias']:+.4f}", f"{own['coverage_trusted']:.1%}"]
             body.append([*cells, *(f"{row[name]['coverage']:.1%}" for name in names)])
         shown = ", ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in ranked[task].items())

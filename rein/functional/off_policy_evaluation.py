@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rein.functional.cross_fitting import cross_fitted_values, remaining_weights, token_features
+from rein.functional.cross_fitting import FOLDS, cross_fitted_values, remaining_weights, token_features
 from rein.functional.masked import masked_sum
 from rein.functional.staleness import LOG_MAX, effective_sample_size, pareto_k
 
@@ -36,7 +36,8 @@ class Trust(NamedTuple):
 
     trusted: bool
     ess: float  # of the products, in rows
-    pareto_k: float  # of the products; NaN where too few rows are there to tell
+    pareto_k: float  # of the reported estimator's terms; NaN where too few rows are there to tell
+    products_k: float  # of the products, for those who normalise by them
     mean_weight: Estimate  # of the products, with its 99 % interval: 1 where nothing is wrong
     reasons: tuple[str, ...]  # why not
 
@@ -147,19 +148,38 @@ def row_estimates(
 ) -> dict[str, Tensor]:
     """Every estimator's number of each row, [B], by name; `control_variate` is the one to report.
 
-    Its V is refitted to these rows, prompts apart, weighed towards the actor.
+    Its V is refitted to these rows, prompts apart, weighed towards the actor, and scaled: see `scaled`.
     """
     rewards = rewards.double().where(mask, 0)
     returns = rewards.flip(1).cumsum(1).flip(1)
     features = token_features(rewards.sum(1), mask, groups, values)
     fitted = cross_fitted_values(features, returns, mask, groups, remaining_weights(log_w))
+    plain, varied = per_decision(log_w, rewards, mask), with_control_variate(log_w, rewards, fitted, mask)
     return {
-        "control_variate": with_control_variate(log_w, rewards, fitted, mask),
-        "per_decision": per_decision(log_w, rewards, mask),
+        "control_variate": scaled(plain, varied, groups),
+        "per_decision": plain,
         "importance_sampling": importance_sampling(log_w, rewards, mask),
         "clipped": importance_sampling(log_w, rewards, mask, most=math.sqrt(len(mask))),
         "self_normalised": self_normalised(log_w, rewards, mask, groups),
     }
+
+
+def scaled(plain: Tensor, varied: Tensor, groups: Tensor, *, folds: int = FOLDS) -> Tensor:
+    """plain + b (varied - plain), [B]: the estimator with b V for V, b in [0, 1] of least variance.
+
+    The difference c has mean 0, so b = -E[plain c] / E[c^2], from the prompts of the other folds (Owen 2013,
+    section 8.9). Where a single heavy weight would be multiplied by V, b falls towards 0.
+    """
+    fold = torch.unique(groups, return_inverse=True)[1] % folds
+    control, found = varied - plain, plain.clone()
+    for number in range(folds):
+        own, others = fold == number, fold != number
+        spread = control[others].square().mean()
+        if spread > 0:
+            centered = plain[others] - plain[others].mean()
+            b = -(centered * control[others]).mean() / spread
+            found[own] += b.clamp(0, 1) * control[own]
+    return found
 
 
 def by_prompt(rows: Tensor, groups: Tensor) -> Tensor:
@@ -203,25 +223,26 @@ def student(freedom: int, z: float = Z95) -> float:
     return z + first / freedom + second / freedom**2 + third / freedom**3 + fourth / freedom**4
 
 
-def trust(log_w: Tensor, groups: Tensor) -> Trust:
-    """Whether the products of the rows, log w [B, T], carry an estimate.
+def trust(log_w: Tensor, terms: Tensor, groups: Tensor) -> Trust:
+    """Whether the products of the rows, log w [B, T], carry the mean of an estimator's terms, [B].
 
-    Refused where their effective sample size (Kong 1992) is below 50 rows; where their tail is too heavy for
-    a mean, Pareto k above 0.7 (Vehtari et al. 2024, arXiv:1507.02646); and where their mean is not 1: the
-    actor has left what is stored, or these are not the log-probs it was stored with.
+    Refused where the products' effective sample size (Kong 1992) is below 50 rows; where the terms' tail is
+    too heavy for a mean, Pareto k above 0.7 (Vehtari et al. 2024, arXiv:1507.02646); and where the products'
+    mean is not 1: the actor has left what is stored, or these are not the log-probs it was stored with. The
+    tail is that of what is averaged: an answer that scores 0 may have any weight.
     """
     summed = log_w.sum(1)
     weights = (summed - summed.max()).exp()
-    ess, shape = effective_sample_size(weights) * len(weights), pareto_k(summed)
+    ess, shape = effective_sample_size(weights) * len(weights), pareto_k(terms.abs().log())
     mean = clustered(summed.clamp(max=LOG_MAX).exp(), groups, z=Z99)
     reasons = []
     if ess < ESS_LEAST:
         reasons.append(f"the products are worth {ess:.3g} rows, {ESS_LEAST:g} are needed")
     if shape > PARETO_MOST:
-        reasons.append(f"Pareto k of the products is {shape:.2f}, above {PARETO_MOST:g}")
+        reasons.append(f"Pareto k of the terms is {shape:.2f}, above {PARETO_MOST:g}")
     if not mean.low <= 1 <= mean.high:
         reasons.append(f"the mean product is {mean.value:.3g} ({mean.low:.3g} to {mean.high:.3g}), not 1")
-    return Trust(not reasons, ess, shape, mean, tuple(reasons))
+    return Trust(not reasons, ess, shape, pareto_k(summed), mean, tuple(reasons))
 
 
 def _discounts(mask: Tensor, gamma: float) -> Tensor:

@@ -98,7 +98,7 @@ def judge(held: Stored, log_probs: Tensor, values: Tensor | None) -> Judged:
     given = None if values is None else values.cpu()
     rows = row_estimates(log_w, held.rewards, held.mask, held.groups, given)
     estimates = {name: clustered(found, held.groups) for name, found in rows.items()}
-    said, plain = trust(log_w, held.groups), estimates[REPORTED]
+    said, plain = trust(log_w, rows[REPORTED], held.groups), estimates[REPORTED]
     estimates[REPORTED] = with_missing(plain, said.mean_weight.value, held.rewards.sum(1).min().item())
     lacking = 0.0 if math.isinf(plain.low) else plain.low - estimates[REPORTED].low
     moved = off_policy_kl(log_w, torch.zeros_like(log_w), torch.zeros_like(log_w))
@@ -179,6 +179,7 @@ def _as_json(judged: Judged) -> dict[str, Any]:
         "reasons": list(said.reasons),
         "ess": said.ess,
         "pareto_k": None if math.isnan(said.pareto_k) else said.pareto_k,
+        "products_k": None if math.isnan(said.products_k) else said.products_k,
         "mean_weight": said.mean_weight.value,
         "kl_behavior": judged.kl,
     }

@@ -15,6 +15,7 @@ from rein.functional.off_policy_evaluation import (
     importance_sampling,
     log_ratios,
     per_decision,
+    scaled,
     self_normalised,
     student,
     trust,
@@ -170,14 +171,16 @@ def test_trust_and_its_reasons() -> None:
     groups = torch.arange(4000) // 8
     mild = 0.3 * torch.randn(4000, 1, generator=generator).double()
     mild -= 0.3**2 / 2  # of mean 1
-    assert trust(mild, groups).trusted
+    assert trust(mild, mild[:, 0].exp(), groups).trusted
     heavy = 4 * torch.randn(4000, 1, generator=generator).double() - 8
-    found = trust(heavy, groups)
+    found = trust(heavy, heavy[:, 0].exp(), groups)
     assert not found.trusted
     assert found.ess < 50
     assert found.pareto_k > 0.7
     assert [reason.split()[0] for reason in found.reasons] == ["the", "Pareto"]
-    gone = trust(mild + math.log(0.7), groups)  # 30 % of the answers are where nothing is stored
+    gone = trust(
+        mild + math.log(0.7), mild[:, 0].exp(), groups
+    )  # 30 % of the answers are where nothing is stored
     assert gone.ess > 3000
     assert gone.pareto_k < 0.7
     assert [reason[:16] for reason in gone.reasons] == ["the mean product"]
@@ -216,3 +219,25 @@ def test_what_the_sample_lacks_may_score_least() -> None:
     assert with_missing(found, 0.5, 0.0).low == pytest.approx(0.5)
     assert with_missing(found, 1.2, 0.0) == found
     assert with_missing(Estimate(0.4, 0.3, 0.5), 0.9, 0.2).low == pytest.approx(0.3 - 0.1 * 0.2)
+
+
+def test_heavy_weights_of_what_scores_nothing_are_no_matter() -> None:
+    generator = torch.Generator().manual_seed(0)
+    groups, score = torch.arange(4000) // 8, torch.arange(4000) % 20 > 0
+    log_w = torch.where(score, 0.0, 2 * torch.randn(4000, generator=generator) - 2).double()[:, None]
+    found = trust(log_w, log_w[:, 0].exp() * score, groups)
+    assert found.products_k > 0.7
+    assert found.trusted
+
+
+def test_v_is_scaled_to_the_least_variance() -> None:
+    """b = 1 where the control takes all variance away, 0 where it only adds some, between for a noisy one."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(2, 4000, generator=generator).double()
+    groups = torch.arange(4000) // 8
+    assert scaled(first, torch.zeros(4000).double(), groups).abs().max() < 0.05
+    assert (scaled(first, first + second, groups) - first).abs().max() < 0.2
+    halved = scaled(first, second, groups)  # c = second - first: b is 1/2
+    assert halved.var().item() == pytest.approx(0.5, rel=0.05)
+    same = scaled(first, first, groups)
+    assert torch.equal(same, first)
