@@ -228,6 +228,8 @@ def test_heavy_weights_of_what_scores_nothing_are_no_matter() -> None:
     found = trust(log_w, log_w[:, 0].exp() * score, groups)
     assert found.products_k > 0.7
     assert found.trusted
+    rounding = 1e-6 * torch.randn(4000, generator=generator).double().pow(3)
+    assert trust(rounding[:, None], score * rounding.exp(), groups).pareto_k == 0
 
 
 def test_v_is_scaled_to_the_least_variance() -> None:
