@@ -47,7 +47,7 @@ READS: Mapping[str, tuple[str, ...]] = {
     "rollout": (*_ROWS, "rollout"),
     "score": (*_ROWS, "score"),
     "train": (
-        *(*_ROWS, *_ANSWERS, "evaluate.reward"),
+        *(*_ROWS, *_ANSWERS, "evaluate.reward", "evaluate.generate"),
         *("actor", "critic", "algorithm", "reward_manager", "trainer", "guards"),
         *("sft.share", "sft.coef", "sft.prompt_key", "sft.response_key"),
     ),

@@ -117,6 +117,8 @@ def train_files(recipe: Recipe) -> list[str]:
 
 
 def evaluate_files(recipe: Recipe) -> list[str]:
+    if not recipe.evaluate.generate:
+        return train_files(recipe)
     files = recipe.evaluate.files or recipe.data.val_files
     if not files:
         raise ConfigError("recipe: evaluate.files is missing; give prompts that training has not seen")

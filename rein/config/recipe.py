@@ -396,6 +396,7 @@ class Evaluate(Section):
 
     files: Files = []  # prompts; default: data.val_files
     reward: Rewards | None = None  # the truth; default: score.reward
+    generate: bool = True  # false: nothing is generated; held-out stored rows are weighed, in train too
     before: MaybePlace = None  # default: what train started from
     after: MaybePlace = None  # default: train's best
     pass_k: Count = 8  # answers sampled per prompt for pass@k; 0: greedy only

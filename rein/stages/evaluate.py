@@ -27,7 +27,7 @@ from rein.rewards import build, uses_model
 from rein.runtime.memory import free_models
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
-from rein.stages import judges
+from rein.stages import judges, off_policy_evaluation
 from rein.stages.evaluate_numbers import Answers, Side, compare
 from rein.stages.tokens import FACT, compared, encoder_of
 from rein.tracking.console import Console
@@ -47,6 +47,8 @@ ANSWERS = pa.schema(
 
 def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Compare evaluate.before with evaluate.after by evaluate.reward."""
+    if not recipe.evaluate.generate:
+        return off_policy_evaluation.run(recipe, console)
     folder, specs, beside = paths.stage_dir(recipe, "evaluate"), judges.truth(recipe), judges.proxy(recipe)
     scorer = open_scorer(recipe) if uses_model([*specs, *beside]) else None
     reward, proxy = build(specs, scorer=scorer), build(beside, scorer=scorer) if beside else None

@@ -63,6 +63,8 @@ def _evaluation(folder: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any
     if not file.exists():
         return None, []
     evaluation: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if "lift" not in evaluation:  # nothing was generated
+        return None, []
     answers = folder / "answers.parquet"
     rows = [row for _, row in read_rows(answers)] if answers.exists() else []
     return evaluation, [row | {"prompt": prompt_text(row["prompt"])} for row in rows]

@@ -18,7 +18,15 @@ from rein.stages.tokens import FACT
 if TYPE_CHECKING:
     from rein.stages.train_job import Job
 
-SHOWN = ("val/score", "val/proxy_score", "probe/kl_reference", "probe/entropy", "critic/vf_explained_var")
+SHOWN = (
+    "val/score",
+    "val/proxy_score",
+    "ope/score",
+    "ope/low",
+    "probe/kl_reference",
+    "probe/entropy",
+    "critic/vf_explained_var",
+)
 
 
 def end(job: Job) -> dict[str, Any]:

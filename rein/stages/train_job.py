@@ -27,6 +27,7 @@ from rein.runtime.memory import give_back_now
 from rein.runtime.profiler import Profiler
 from rein.runtime.seeding import derive
 from rein.snapshots import Snapshots
+from rein.stages.off_policy_evaluation import metrics_of as off_policy_metrics
 from rein.stages.rounds import Round
 from rein.stages.team import Team, make_learner
 from rein.stages.train_end import end
@@ -202,6 +203,7 @@ class Job:
         shown = {
             "kl": "probe/kl_reference",
             "val": "val/score",
+            "ope": "ope/score",
             "vf": "critic/vf_loss",
             "clip": "actor/pg_clipfrac",
         }
@@ -220,16 +222,23 @@ class Job:
         return verdict
 
     def _validate(self, between: Callable[[], None]) -> Metrics:
-        return {} if self.validator is None else self.validator.measure(lambda _: between())
+        found = {} if self.validator is None else self.validator.measure(lambda _: between())
+        if "val/score" not in found:
+            with self.clock("testing"):
+                found |= off_policy_metrics(self.rows.held_out, self.maker.passes, self.maker.token_budget)
+        return found
 
     def _take_best(self, metrics: Metrics) -> bool:
-        """Keep the actor as the best where its held-out score is no lower than any before."""
-        score = metrics.get("val/score")
-        if score is None or score < self.best.get("val/score", float("-inf")):
+        """Keep the actor as the best where its held-out score is no lower than any before.
+
+        Without one, where what it would surely score by the stored rows is, if those can be trusted.
+        """
+        name = "val/score" if "val/score" in metrics else "ope/low"
+        score, trusted = metrics.get(name), name == "val/score" or bool(metrics.get("ope/trust"))
+        if score is None or not trusted or score < self.best.get(name, -math.inf):
             return False
-        self.best = {"val/score": score, "number": self.cursor.number}
-        if KL in metrics:
-            self.best[KL] = metrics[KL]
+        kept = {key: metrics[key] for key in (name, KL) if key in metrics}
+        self.best = kept | {"number": self.cursor.number}
         if self.reins.acts:
             self.best["snapshot"] = self.cursor.number
         with self.clock("save_checkpoint"):
@@ -249,7 +258,7 @@ class Job:
             metrics |= self._validate(between)
         verdict = self.reins.after(metrics)
         self.log(metrics)
-        if "val/score" in metrics:
+        if "val/score" in metrics or "ope/score" in metrics:
             self.console.say(f"step {step}/{self.batches}: {self.note(metrics)}")
         if verdict.action is not Action.CONTINUE:
             return verdict

@@ -206,7 +206,11 @@ def _validator(
     held_out: list[Trajectory],
     folder: Path,
 ) -> Validator | None:
-    """Greedy answers to held-out prompts, scored by the truth and by the reward that trains."""
+    """Greedy answers to held-out prompts, scored by the truth and by the reward that trains; None where
+    nothing may be generated.
+    """
+    if not recipe.evaluate.generate:
+        return None
     truth, proxy = recipe.evaluate.reward or recipe.score.reward, recipe.score.reward
     if recipe.data.val_files:
         rejected = folder / "validation_rejects.jsonl"
