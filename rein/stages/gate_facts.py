@@ -79,7 +79,7 @@ def evaluation_of(recipe: Recipe, source: str) -> dict[str, Any] | None:
 
 def outcome(recipe: Recipe, source: str, evaluation: Mapping[str, Any] | None) -> Outcome:
     """What is known of the model at `source`."""
-    seen = evaluation or {}
+    seen = _by_stored_rows(evaluation) if evaluation and "off_policy" in evaluation else evaluation or {}
     before, after, proxy = (seen.get(key) or {} for key in ("before", "after", "proxy"))
 
     def both(name: str) -> tuple[float | None, float | None]:
@@ -98,6 +98,21 @@ def outcome(recipe: Recipe, source: str, evaluation: Mapping[str, Any] | None) -
         proxy_low=(proxy.get("lift_ci95") or [None])[0],
         guard_stop=_guard_stop(recipe, source),
     )
+
+
+def _by_stored_rows(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """What was estimated without generating, as if measured; nothing where it is not to be trusted."""
+    found = evaluation["off_policy"]
+    if not found["trust"]:
+        return {"n": found["prompts"]}
+    name = found["reported"]
+    gap, after = found["difference"][name], found["after"]["estimates"][name]
+    return {
+        "n": found["prompts"],
+        "lift": gap["score"],
+        "lift_ci95": gap["ci95"],
+        "after": {"score": after["score"]},
+    }
 
 
 def trained_here(recipe: Recipe, source: str) -> Path | None:
