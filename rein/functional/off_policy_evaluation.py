@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rein.functional.cross_fitting import FOLDS, cross_fitted_values, remaining_weights, token_features
+from rein.functional.cross_fitting import cross_fitted_values, remaining_weights, token_features
 from rein.functional.masked import masked_sum
 from rein.functional.staleness import LOG_MAX, effective_sample_size, pareto_k
 
@@ -156,7 +156,7 @@ def row_estimates(
     fitted = cross_fitted_values(features, returns, mask, groups, remaining_weights(log_w))
     plain, varied = per_decision(log_w, rewards, mask), with_control_variate(log_w, rewards, fitted, mask)
     return {
-        "control_variate": scaled(plain, varied, groups),
+        "control_variate": scaled(plain, varied),
         "per_decision": plain,
         "importance_sampling": importance_sampling(log_w, rewards, mask),
         "clipped": importance_sampling(log_w, rewards, mask, most=math.sqrt(len(mask))),
@@ -164,22 +164,19 @@ def row_estimates(
     }
 
 
-def scaled(plain: Tensor, varied: Tensor, groups: Tensor, *, folds: int = FOLDS) -> Tensor:
+def scaled(plain: Tensor, varied: Tensor) -> Tensor:
     """plain + b (varied - plain), [B]: the estimator with b V for V, b in [0, 1] of least variance.
 
-    The difference c has mean 0, so b = -E[plain c] / E[c^2], from the prompts of the other folds (Owen 2013,
-    section 8.9). Where a single heavy weight would be multiplied by V, b falls towards 0.
+    The difference c has mean 0, so b = -E[plain c] / E[c^2] (Owen 2013, section 8.9), from the same rows: a
+    bias of order 1 / B, for never being wider than without V. Where V would be multiplied by a single heavy
+    weight, b is near 0.
     """
-    fold = torch.unique(groups, return_inverse=True)[1] % folds
-    control, found = varied - plain, plain.clone()
-    for number in range(folds):
-        own, others = fold == number, fold != number
-        spread = control[others].square().mean()
-        if spread > 0:
-            centered = plain[others] - plain[others].mean()
-            b = -(centered * control[others]).mean() / spread
-            found[own] += b.clamp(0, 1) * control[own]
-    return found
+    control = varied - plain
+    spread = control.square().mean()
+    if spread == 0:
+        return plain
+    b = -((plain - plain.mean()) * control).mean() / spread
+    return plain + b.clamp(0, 1) * control
 
 
 def by_prompt(rows: Tensor, groups: Tensor) -> Tensor:
