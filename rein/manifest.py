@@ -54,6 +54,10 @@ READS: Mapping[str, tuple[str, ...]] = {
     "evaluate": (*_ROWS, *_ANSWERS, "evaluate"),
     "export": ("model", "gate", "export"),
 }
+OF_ASKING = {  # of rollout's engines: what no answer follows from
+    "server": {"concurrency", "timeout", "retries", "api_key_env"},
+    "vllm": {"python", "start_timeout"},
+}
 _WHERE_RUN = ("device", "attn_implementation", "use_liger")  # of the model
 _NO_EFFECT = {"trainer": ("logger", "save_freq", "profile")}
 _ONLY_TRAIN = {
@@ -148,6 +152,13 @@ def versions() -> dict[str, str]:
     return found
 
 
+def function_file(name: str) -> str | None:
+    """The file of a user's `pkg.mod:name`, so that editing the function counts as other work."""
+    module, colon, _ = name.partition(":")
+    file = f"{module.replace('.', os.sep)}.py"
+    return file if colon and os.path.isfile(file) else None
+
+
 def hash_input(name: str) -> str:
     """sha256 of a file, or of names and hashes of a folder's or pattern's files; else `absent`."""
     path = Path(name).expanduser()
@@ -213,6 +224,9 @@ def settings_read(recipe: Recipe, stage: str) -> dict[str, Any]:
         del settings["critic"]["placement"]
     for key in _WHERE_RUN:
         del settings["model"][key]
+    for engine, left_out in OF_ASKING.items():
+        own = settings["rollout"][engine]
+        settings["rollout"][engine] = {key: value for key, value in own.items() if key not in left_out}
     found = {key: _at(settings, key) for key in (*READS.get(stage, ()), "seed")}
     return found | {"runtime": "single"}  # as it was when it counted
 

@@ -164,7 +164,7 @@ def load(folder: Path, *, kind: str | None = "train", number: int | None = None)
         body = json.loads(state_file.read_text(encoding="utf-8"))
         if not isinstance(body, dict) or "version" not in body:
             raise CheckpointError(f"{state_file}: is no state of Rein's")
-        if body["version"] not in (4, VERSION):
+        if body["version"] != VERSION:
             raise CheckpointError(
                 f"{state_file}: version {body['version']!r} is not {VERSION} (another release wrote it)"
             )

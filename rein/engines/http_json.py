@@ -93,6 +93,16 @@ class Gate:
             self.changed.notify_all()
 
 
+class _Stays(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer like other refusals: the key and the prompt go to the server that was named."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+OPENER = urllib.request.build_opener(_Stays)
+
+
 class Client:
     """One server. `where` is the recipe's section, for messages."""
 
@@ -138,7 +148,7 @@ class Client:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, self.headers)
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+            with OPENER.open(request, timeout=self.timeout) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             with error:

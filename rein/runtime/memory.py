@@ -5,6 +5,7 @@ import gc
 import os
 import platform
 import resource
+import sys
 
 MOST = 2**31 - 1  # of mallopt's int
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
@@ -65,6 +66,9 @@ def free_models() -> None:
     for Python to look for such soon.
     """
     gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def peak_resident_gb() -> float:

@@ -100,22 +100,21 @@ def _train(stage: str, recipe: Recipe, console: Console) -> float:
     """Train; where it asks for fresh rollouts make them, score them and go on, as often as it asks."""
     if recipe.resume == "never" and _done_before(rounds.training(recipe), stage) is None:
         rounds.clear(recipe)
-    # A server keeps its weights; where no stage scores, the stored scores may be of what is no reward here.
-    able = recipe.rollout.engine != "server" and (
-        recipe.trainer.refresh_every > 0 or "score" in recipe.stages
-    )
     while True:
+        rounds.refuse_others(recipe)
         if (now := rounds.current(recipe)).number and _done_before(rounds.training(recipe), stage) is None:
-            making = rounds.making(recipe, now)
-            for earlier in making.stages:
+            for earlier in rounds.MAKING:
+                making = rounds.making(recipe, now, earlier)
                 preflight(making, [earlier])
                 _unless_done(earlier, making, console)
         try:
             return _unless_done(stage, rounds.training(recipe), console)
         except RefreshAsked as asked:
-            if not able:
+            if not rounds.able(recipe):
                 raise
             console.say(f"round {rounds.current(recipe).number}: {asked}")
+        recipe = recipe.model_copy(update={"resume": "auto"})
+        free_models()  # what training held goes with the error, before others are opened
 
 
 def _gate(recipe: Recipe, console: Console) -> GateFailed | None:
@@ -132,6 +131,8 @@ def run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:
         if stage == "train":
             if recipe.resume == "never":
                 rounds.clear(recipe)
+            rounds.refuse_others(recipe)
+            rounds.refuse_unmade(recipe)
             recipe = rounds.training(recipe)
         return _run_stage(stage, recipe, console)
 
@@ -162,14 +163,20 @@ def stage_inputs(recipe: Recipe, stage: str) -> list[str]:
     """The files and folders that a stage reads. Raises ConfigError when the recipe does not name one."""
     specs = _rewards(recipe, stage)
     reward_model = [paths.reward_model(recipe)] if uses_model(specs) else []
-    functions = [source for spec in specs if (source := _function_file(spec.name))]
+    functions = [source for spec in specs if (source := manifest.function_file(spec.name))]
     match stage:
         case "sft":
             return [paths.base_model(recipe), *paths.sft_files(recipe)]
         case "reward":
             return [paths.reward_trunk(recipe), *paths.reward_files(recipe)]
         case "rollout":
-            return [paths.rollout_policy(recipe), *paths.rollout_files(recipe)]
+            engine = [file] if (file := manifest.function_file(recipe.rollout.engine)) else []
+            return [
+                paths.rollout_policy(recipe),
+                *paths.rollout_files(recipe),
+                *recipe.data.leave_out,
+                *engine,
+            ]
         case "score":
             return [*paths.score_files(recipe), *reward_model, *functions]
         case "train":
@@ -283,10 +290,3 @@ def _rewards(recipe: Recipe, stage: str) -> Sequence[RewardSpec]:
     truth = judges.truth(recipe)
     held = {"train": [*truth, *recipe.score.reward], "evaluate": [*truth, *judges.proxy(recipe)]}
     return held.get(stage, [])
-
-
-def _function_file(name: str) -> str | None:
-    """The file of a user's `pkg.mod:name`, so that editing the function counts as other work."""
-    module, colon, _ = name.partition(":")
-    file = f"{module.replace('.', os.sep)}.py"
-    return file if colon and os.path.isfile(file) else None

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from rein import manifest
 from rein.config import paths
 from rein.config.recipe import Recipe
 from rein.data.loader import load_prompts, rejects_kept, write_rejects
@@ -38,8 +39,7 @@ CHECKED_ROWS = 64
 # Of rollout's keys, those that no answer follows from.
 NOT_SAID: dict[str, Any] = {
     **dict.fromkeys(("files", "path", "max_prompts", "skip_prompts", "batch_size"), True),
-    "server": {"concurrency", "timeout", "retries", "api_key_env"},
-    "vllm": {"python", "start_timeout"},
+    **manifest.OF_ASKING,
 }
 
 
@@ -150,6 +150,8 @@ def _answered(
     shards: Shards, recipe: Recipe, policy: str, encoder: Encoder, prompts: Sequence[Prompt]
 ) -> tuple[list[Trajectory], Compared | None]:
     """All answers as rows, and what the engine's log-probs are; None of greedy rows, which keep none."""
+    file = manifest.function_file(recipe.rollout.engine)
+    engine = None if file is None else manifest.hash_input(file)
     tables = shards.tables(
         "rollout",
         partial(Writer, recipe, policy),
@@ -157,7 +159,7 @@ def _answered(
         lambda: [
             key_of(recipe, policy, "rollout.path"),
             recipe.rollout.model_dump(exclude=NOT_SAID),
-            [longest(recipe), seed_of(recipe), recipe.actor.token_budget],
+            [longest(recipe), seed_of(recipe), recipe.actor.token_budget, engine],
         ],
         lambda piece: [
             str([piece.first, *piece.checked]).encode(),

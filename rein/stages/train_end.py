@@ -18,6 +18,10 @@ from rein.stages.tokens import FACT
 if TYPE_CHECKING:
     from rein.stages.train_job import Job
 
+NOT_ABLE = (
+    "this recipe cannot have them scored (score among its stages) or written (rollout.engine hf or vllm); "
+    "the same command goes on with the rows it has"
+)
 SHOWN = (
     "val/score",
     "val/proxy_score",
@@ -77,6 +81,8 @@ def ask_for_rows(job: Job, why: str) -> GuardStop:
     begin = min(cursor.batch + (cursor.update > 0), job.batches - 1)
     if now.number and begin == now.begin:
         return GuardStop(f"train: {why}, and the rows were fresh; look at the rule that asks for others")
+    if not (now.number or rounds.able(job.recipe)):
+        return RefreshAsked(f"train: {why}: asks for fresh rollouts, and {NOT_ABLE} ({job.snapshots.folder})")
     held = rounds.held_out_file(job.recipe)
     if not now.number and job.rows.held_out:
         write_rows(held, [trajectory_row(row) for row in job.rows.held_out], TRAJECTORIES, job.rows.marks)
@@ -84,6 +90,9 @@ def ask_for_rows(job: Job, why: str) -> GuardStop:
     wanted = rounds.Round(
         number,
         begin=begin,
+        asked=cursor.number,
+        origin=now.origin or rounds.origin(job.recipe),
+        mixes=now.mixes and all(row.behavior_log_probs is not None for row in job.train_rows),
         batches=job.batches,
         steps=job.steps,
         temperature=job.reins.soft.temperature,

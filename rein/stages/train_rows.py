@@ -85,7 +85,8 @@ def load_rows(
         seed = derive(recipe.data_seed, "holdout")
         train, held_out = holdout(loaded.rows, recipe.data.holdout_fraction, seed)
     else:
-        held_out = complete(load_trajectories([str(kept)], encoder, recipe.data).rows)
+        anyone = recipe.data.model_copy(update={"behavior": None})  # whether their log-probs are known or not
+        held_out = complete(load_trajectories([str(kept)], encoder, anyone).rows)
         train = _of_other_prompts(loaded.rows, held_out)
     counts = {
         "in": loaded.total,

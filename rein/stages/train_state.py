@@ -86,12 +86,15 @@ def restore(job: Job, state: RunState) -> bool:
     CheckpointError for an unfinished run with other rows or settings: its work is not thrown away.
     """
     meta, folder = state.meta, job.snapshots.folder
-    if job.round.number - meta["round"] not in (0, 1):
-        raise CheckpointError(
-            f"{folder}: a snapshot of round {meta['round']}, and the run is in round {job.round.number}; "
-            "resume=auto takes the newest, resume=never begins anew"
-        )
     enters = meta["round"] < job.round.number
+    if job.round.number - meta["round"] not in (0, 1) or (
+        enters and meta["cursor"]["number"] != job.round.asked
+    ):
+        raise CheckpointError(
+            f"{folder}: a snapshot of round {meta['round']}, update {meta['cursor']['number']}, and the run "
+            f"is in round {job.round.number}, which goes on from update {job.round.asked}; resume=never "
+            "begins anew"
+        )
     for what, value in job.settings.items():
         if meta["settings"][what] == value or (enters and what == "rows"):
             continue

@@ -182,7 +182,8 @@ def test_a_guard_asks_by_itself_and_the_rest_of_the_batch_is_left(
     recipe = small(tiny, data, tmp_path / "run", *words, "trainer.total_training_steps=2")
     run(recipe)
     now = rounds.current(recipe)
-    assert now == rounds.Round(1, begin=1, batches=2, steps={"actor": 8, "critic": 8})
+    assert (now.number, now.begin, now.asked, now.batches) == (1, 1, 8, 2)
+    assert now.steps == {"actor": 8, "critic": 8}
     steps = [
         line for line in read_metrics(Path(recipe.out) / "train" / "metrics.jsonl") if "actor/lr" in line
     ]
@@ -215,8 +216,12 @@ def test_train_alone_and_stored_scores_end_with_what_to_do(tiny: Path, data: Pat
     stored = str(Path(recipe.out) / "score" / "trajectories.parquet")
     words = ("stages=[train]", f"data.train_files={stored}", "trainer.refresh_every=-1")
     alone = small(tiny, data, tmp_path / "stored", *words, "guards.rules=[test_rounds:always]")
-    with pytest.raises(RefreshAsked, match="asks for fresh rollouts"):
-        run(alone)
+    for _ in range(2):  # the second goes on with the rows it has, until the rule asks again
+        with pytest.raises(RefreshAsked, match="cannot have them scored"):
+            run(alone)
+    assert rounds.current(alone).number == 0
+    with pytest.raises(RefreshAsked, match="round 1 waits for fresh rollouts"):
+        pipeline.run_stage("train", recipe, Console(quiet=True))
 
 
 @pytest.mark.long
@@ -303,3 +308,61 @@ def test_a_server_keeps_its_weights_so_there_are_no_rounds(tiny: Path, data: Pat
         small(
             tiny, data, tmp_path / "run", "rollout.engine=server", "rollout.server.url=http://localhost:1/v1"
         )
+
+
+def test_every_fresh_answer_is_trained_on_however_often_it_was_given(
+    tiny: Path, data: Path, tmp_path: Path
+) -> None:
+    words = (
+        "rollout.n=6",
+        "rollout.max_new_tokens=1",
+        "trainer.total_training_steps=2",
+        "rollout.temperature=0.1",
+    )
+    recipe = small(tiny, data, tmp_path / "run", *words)
+    run(recipe)
+    made, counts = rows_of(Path(recipe.out), 1, "rollout"), rounds_counts(recipe, 1)
+    assert len({(row["prompt"], tuple(row["response_ids"])) for row in made}) < len(made) == 160 * 6
+    assert counts["scored"] == len(made)
+    assert json.loads((Path(recipe.out) / "train" / "manifest.json").read_text())["rows"]["trained"] == len(
+        made
+    )
+
+
+def rounds_counts(recipe: Recipe, number: int) -> dict[str, int]:
+    body = json.loads((Path(recipe.out) / f"round-{number}" / "score" / "manifest.json").read_text())
+    found: dict[str, int] = body["rows"]
+    return found
+
+
+@pytest.mark.long
+def test_other_rollouts_and_an_older_snapshot_are_refused(tiny: Path, data: Path, tmp_path: Path) -> None:
+    recipe = small(tiny, data, tmp_path / "run", "trainer.total_training_steps=2")
+    for stage in ROLLED:
+        pipeline.run_stage(stage, recipe, Console(quiet=True))
+    with pytest.raises(RefreshAsked):
+        pipeline.run_stage("train", recipe, Console(quiet=True))
+    hotter = small(tiny, data, tmp_path / "run", "trainer.total_training_steps=2", "rollout.top_p=0.9")
+    with pytest.raises(CheckpointError, match="other rows, prompts or settings of rollout is in round 1"):
+        run(hotter)
+    file = Path(recipe.out) / "train" / "round.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"asked": 1}))
+    with pytest.raises(CheckpointError, match=r"goes on from update 1; resume=never"):
+        run(recipe)
+
+
+@pytest.mark.long
+def test_rows_of_unknown_writers_are_trained_on_in_round_0_alone(
+    tiny: Path, data: Path, tmp_path: Path, done: Recipe
+) -> None:
+    stored = str(Path(done.out) / "score" / "trajectories.parquet")
+    words = (
+        "stages=[train]",
+        f"data.train_files={stored}",
+        "data.behavior=unknown",
+        "trainer.keep_versions=3",
+    )
+    recipe = small(tiny, data, tmp_path / "run", *words, "trainer.total_training_steps=2")
+    run(recipe)
+    files = [Path(file).parents[1].name for file in rounds.training(recipe).data.train_files]
+    assert files == ["round-1"]
