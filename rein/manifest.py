@@ -55,7 +55,7 @@ READS: Mapping[str, tuple[str, ...]] = {
     "export": ("model", "export"),
 }
 _WHERE_RUN = ("device", "attn_implementation", "use_liger")  # of the model
-_NO_EFFECT = {"trainer": ("logger", "save_freq", "profile")}
+_NO_EFFECT = {"trainer": ("logger", "project_name", "experiment_name", "save_freq", "profile")}
 _ONLY_TRAIN = {
     "data": ("train_batch_size", "val_files", "behavior", "behavior_model"),
     "sft": ("share", "coef"),
