@@ -59,7 +59,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def open_trackers(names: Sequence[str], run: Run, *, warn: Callable[[str], None] = _to_stderr) -> Fanout:
-    """The trackers of `trainer.logger`, and metrics.jsonl always. Raises ReinError where one will not open."""
+    """Those of `trainer.logger`, and metrics.jsonl always. Raises ReinError if one cannot be opened."""
     makers = {name: lookup(TRACKERS, name, KEY) for name in _wanted(names)}
     fanout = Fanout({}, warn)
     try:
