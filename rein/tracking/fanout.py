@@ -13,7 +13,7 @@ from rein.errors import ConfigError, ReinError, shown
 from rein.protocols import Tracker
 from rein.tables import lookup
 from rein.tracking import READY, TRACKERS
-from rein.tracking.run import KEY, Run
+from rein.tracking.run import KEY, OfNumber, Run
 from rein.types import Metrics
 
 ALWAYS = "jsonl"
@@ -29,12 +29,16 @@ class Fanout:
 
     def __init__(self, trackers: dict[str, Tracker], warn: Callable[[str], None] = _to_stderr) -> None:
         self.trackers = trackers
+        self.once = OfNumber()  # before all but metrics.jsonl, which has every line
         self._warn = warn
         self._failed: set[str] = set()
 
     def log(self, metrics: Metrics, number: int) -> None:
+        new = self.once.new(metrics, number)
         for name, tracker in self.trackers.items():
-            self._try(name, partial(tracker.log, metrics, number))
+            told = metrics if name == ALWAYS else new
+            if told:
+                self._try(name, partial(tracker.log, told, number))
 
     def close(self) -> None:
         for name, tracker in self.trackers.items():
@@ -69,6 +73,8 @@ def open_trackers(names: Sequence[str], run: Run, *, warn: Callable[[str], None]
     except BaseException:
         fanout.close()
         raise
+    for number, _, metrics in run.kept():
+        fanout.once.new(metrics, number)
     return fanout
 
 

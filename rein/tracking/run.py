@@ -42,11 +42,15 @@ class Run:
         write_json(self.folder / IDS, self._ids() | {tracker: known_as})
 
     def kept(self) -> Iterator[tuple[int, float, Metrics]]:
-        """Number, time and finite metrics of each line that the resumed point has reached."""
+        """Number, time and finite metrics of each line that the resumed point has reached, each name of a
+        number once.
+        """
+        once = OfNumber()
         for line in read_metrics(self.folder / METRICS) if self.from_number else []:
             number, when = line.pop("number"), line.pop("time", 0.0)
             if number <= self.from_number:
-                yield number, when, {name: value for name, value in line.items() if value is not None}
+                finite = {name: value for name, value in line.items() if value is not None}
+                yield number, when, once.new(finite, number)
 
     def _ids(self) -> dict[str, Any]:
         path = self.folder / IDS
@@ -57,6 +61,22 @@ class Run:
         if not isinstance(known, dict):
             raise ConfigError(f"{path}: no trackers with their ids; remove it")
         return known
+
+
+class OfNumber:
+    """Lets each name of an update number pass once: the loop times its parts more than once at the number
+    where it ends or goes on, and a curve has one point there.
+    """
+
+    def __init__(self) -> None:
+        self._number, self._told = -1, set[str]()
+
+    def new(self, metrics: Metrics, number: int) -> Metrics:
+        if number != self._number:
+            self._number, self._told = number, set()
+        found = {name: value for name, value in metrics.items() if name not in self._told}
+        self._told |= metrics.keys()
+        return found
 
 
 class Once:

@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rows_made import random_trajectories
 from track_run import value
 
-from rein.tracking.jsonl import read_metrics
+from rein.data.parquet import write_rows
+from rein.data.schemas import TRAJECTORIES, trajectory_row
+from rein.tracking.jsonl import TIMES, read_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +87,39 @@ def test_killed_twice_and_resumed_every_metric_is_there_once(tracker: str, tmp_p
         assert "training goes on without it" not in done.stderr
     whole(points(tmp_path, tracker), 40)
     assert len(read_metrics(tmp_path / "train" / "metrics.jsonl")) == 80
+
+
+def test_a_real_training_killed_and_resumed_is_the_same_in_all_of_them(tiny_lm: str, tmp_path: Path) -> None:
+    """All five at once, beside metrics.jsonl, of `rein train`, which is killed after a snapshot."""
+    for tracker in TRACKERS:
+        needs(tracker)
+    rows = [trajectory_row(row.with_score(float(i))) for i, row in enumerate(random_trajectories(12))]
+    write_rows(tmp_path / "rows.parquet", rows, TRAJECTORIES, {})
+    words = f"""
+        model.path={tiny_lm} data.train_files={tmp_path}/rows.parquet data.holdout_fraction=0
+        data.max_response_length=9 data.train_batch_size=4 actor.ppo_mini_batch_size=4 actor.ppo_epochs=1
+        trainer.critic_warmup=0 threads=1 trainer.total_training_steps=7 trainer.save_freq=3 guards.preset=off
+        trainer.project_name=addition trainer.experiment_name=small out={tmp_path}
+    """.split()
+    env = environment(tmp_path, KILL_AT="11")
+    env["PYTHONPATH"] += os.pathsep + str(TRACK_RUN.parent)
+    for more, code in ((",killer:Killer", -signal.SIGKILL), ("", 0)):
+        command = [sys.executable, "-m", "rein", "train", *words]
+        command.append(f"trainer.logger=[{','.join(TRACKERS)}{more}]")
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "training goes on without it" not in done.stderr
+    lines = read_metrics(tmp_path / "train" / "metrics.jsonl")
+    truth = {(name, line["number"]): number for line in lines for name, number in line.items()}
+    wanted = {key for key, number in truth.items() if number is not None and key[0] not in ("number", "time")}
+    assert len(wanted) > 300
+    for tracker in TRACKERS:
+        found = [point for point in points(tmp_path, tracker) if point[2] == point[2]]  # no NaN
+        told = Counter((name, step) for name, step, _ in found)
+        assert told.keys() == wanted, tracker
+        assert set(told.values()) == {1}, tracker
+        timed = [(name, step) for name, step, number in found if truth[name, step] != pytest.approx(number)]
+        assert all(name.startswith(TIMES) for name, _ in timed), (tracker, timed)
 
 
 def test_a_run_from_the_start_is_a_run_of_its_own(tmp_path: Path) -> None:

@@ -189,6 +189,23 @@ def test_a_store_that_only_appends_is_told_what_it_lacks_and_nothing_twice(tmp_p
     assert store.told == [(number, {"x": float(number)}) for number in (3, 5, 8, 9)]
 
 
+def test_each_name_of_a_number_is_told_once_and_the_file_has_every_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "own_tracker", sys.modules[__name__])
+    for begin in (0, 1):
+        fanout = open_trackers(["own_tracker:Listed"], Run(tmp_path, begin))
+        for metrics in ({"x": 1.0, "timing_s/other": 2.0}, {"timing_s/other": 3.0, "timing_s/probe": 4.0}):
+            fanout.log(dict(metrics), 1)
+        fanout.log({"x": 5.0}, 2)
+        fanout.close()
+        own = fanout.trackers["own_tracker:Listed"]
+        assert isinstance(own, Listed)
+        first = [(1, {"x": 1.0, "timing_s/other": 2.0}), (1, {"timing_s/probe": 4.0})]
+        assert own.told == ([] if begin else first) + [(2, {"x": 5.0})]
+        assert numbers(tmp_path / "metrics.jsonl") == [1, 1] * (1 + begin) + [2]
+
+
 def test_the_id_of_a_run_is_kept_for_its_resume_and_not_for_a_start_anew(tmp_path: Path) -> None:
     Run(tmp_path).keep_id("wandb", "ab12")
     Run(tmp_path).keep_id("mlflow", "cd34")
