@@ -129,6 +129,22 @@ def test_a_run_from_the_start_is_a_run_of_its_own(tmp_path: Path) -> None:
     whole(points(tmp_path, "tensorboard"), 10)
 
 
+def test_rounds_append_and_a_kill_after_them_doubles_nothing(tmp_path: Path) -> None:
+    needs("tensorboard")
+    for begin, last, end in ((0, 10, "close"), (10, 20, "close"), (20, 30, "kill"), (20, 40, "close")):
+        track(tmp_path, "tensorboard", begin, last, end)
+    whole(points(tmp_path, "tensorboard"), 40)
+    sizes = [file.stat().st_size for file in sorted((tmp_path / "train" / "tensorboard").iterdir())]
+    assert sizes[1] < 1.5 * sizes[0] < sizes[3]
+
+
+def test_a_run_of_the_same_name_is_another_run_and_the_newest_goes_on(tmp_path: Path) -> None:
+    needs("trackio")
+    for begin, last, end in ((0, 30, "close"), (0, 20, "kill"), (12, 40, "close")):
+        track(tmp_path, "trackio", begin, last, end)
+    whole(points(tmp_path, "trackio"), 40)
+
+
 def test_a_store_that_fails_in_mid_run_is_filled_when_the_run_is_resumed(tmp_path: Path) -> None:
     needs("mlflow")
     assert track(tmp_path, "mlflow", 0, 10, "kill").returncode == -signal.SIGKILL
