@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench bench-parts bench-settings bench-growth bench-memory bench-placement bench-runtimes bench-train vllm gpu-check clean
+.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench bench-parts bench-settings bench-growth bench-memory bench-placement bench-runtimes bench-train vllm trackers gpu-check clean
 
 setup: $(STAMP)
 
@@ -155,6 +155,18 @@ vllm: .bench/vllm/.installed .bench/llama/.installed runs/smollm2/config.json
 .bench/llama/.installed:
 	test -x .bench/llama/bin/python || $(PYTHON) -m venv .bench/llama
 	.bench/llama/bin/python $(PIP_INSTALL) xllamacpp==2026.10.11549
+	touch $@
+
+# Every tracker against its real package, offline: runs killed, resumed and read back. mlflow-skinny is mlflow
+# without its page; sqlalchemy and alembic are its store. The .pth shows the environment what .venv has.
+trackers: .bench/trackers/.installed
+	OMP_NUM_THREADS=1 .bench/trackers/bin/python -m pytest -q -m 'slow or not slow' tests/tracking
+
+.bench/trackers/.installed: benchmarks/peers/requirements-trackers.txt $(STAMP)
+	test -x .bench/trackers/bin/python || $(PYTHON) -m venv .bench/trackers
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$(.bench/trackers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rein.pth"
+	.bench/trackers/bin/python $(PIP_INSTALL) -r $<
 	touch $@
 
 # On a machine with a GPU: the tests marked gpu, and a table of speed and memory.

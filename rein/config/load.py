@@ -34,7 +34,7 @@ LATER = {  # values whose feature is planned: refused as "not built yet" instead
     "actor.policy_loss.loss_mode": "clip_cov kl_cov",
     "data.truncation": "middle",
     "model.dtype": "bfloat16 float16",
-    "trainer.logger": "tensorboard wandb mlflow swanlab trackio clearml vemlp_wandb file",
+    "trainer.logger": "clearml vemlp_wandb file rl_insight",
 }
 
 

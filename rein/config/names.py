@@ -22,3 +22,4 @@ Preset = Literal["disabled", "decoupled_token_is", "decoupled_seq_is", "decouple
                  "decoupled_k3_rs_token_tis", "bypass_ppo_clip", "bypass_ppo_clip_geo_rs",
                  "bypass_ppo_clip_k3_rs", "bypass_pg_is", "bypass_pg_token_icepop", "bypass_pg_geo_rs",
                  "bypass_pg_geo_rs_seq_tis", "bypass_pg_geo_rs_token_tis"]  # fmt: skip
+TRACKERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow", "swanlab", "trackio")

@@ -27,6 +27,7 @@ from rein.config.values import (
     Rate,
     Schedule,
     Share,
+    TrackerName,
     as_list,
     expression,
     ordered,
@@ -374,7 +375,10 @@ class Trainer(Section):
     refresh_every: Every = -1
     keep_versions: Positive = 1  # of the policies whose rows are trained on after that: the newest
     profile: list[Positive] = []  # steps of which train/profile/ gets a trace, of rank 0
-    logger: Annotated[list[Literal["console", "jsonl"]], BeforeValidator(as_list)] = ["console", "jsonl"]
+    # console jsonl (always) tensorboard wandb mlflow swanlab trackio, or "pkg.mod:name"
+    logger: Annotated[list[TrackerName], BeforeValidator(as_list)] = ["console", "jsonl"]
+    project_name: str = "rein"  # of trackers
+    experiment_name: str | None = None  # of the run in trackers; default: the last part of `out`
 
 
 class Guards(Section):

@@ -68,13 +68,11 @@ def _truncation(entries: Entries) -> list[str]:
 
 
 def _out(entries: Entries) -> list[str]:
-    name = entries.pop(EXPERIMENT, None)
+    name = entries.get(EXPERIMENT)
     if name is None or name.value is None:
         return []
     if "out" in entries:
-        return [
-            f"{name.spelled} is not used: the run's folder is {entries['out'].spelled} {entries['out'].value}"
-        ]
+        return [f"{name.spelled} names the run in trackers alone: its folder is out {entries['out'].value}"]
     folder = f"runs/{name.text}"
     entries["out"] = replace(name, key="out", value=folder, text=folder)
     return [f"{name.spelled} names the run's folder: out {folder}"]

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
+from rein.config.names import TRACKERS
 from rein.functional.presets import weight_bounds
 
 MOST = 2**31 - 1  # of anything that is counted
@@ -71,8 +73,17 @@ def expression(text: str) -> str:
     return text
 
 
+def tracker(name: str) -> str:
+    """A name of the table, or the user's `pkg.mod:name`, as a Literal would say it."""
+    if name not in TRACKERS and ":" not in name:
+        known = ", ".join((*TRACKERS, "pkg.mod:name"))
+        raise PydanticCustomError("literal_error", "unknown", {"expected": known})
+    return name
+
+
 Place = Annotated[str, AfterValidator(place)]
 MaybePlace = Annotated[str | None, AfterValidator(place)]
+TrackerName = Annotated[str, AfterValidator(tracker)]
 Files = Annotated[list[Place], BeforeValidator(as_list)]
 Positive = Annotated[int, Field(gt=0, le=MOST)]
 Count = Annotated[int, Field(ge=0, le=MOST)]

@@ -95,7 +95,7 @@ FOLLOWS |= {  # FSDP2's policy is of weights and moments, and one of all models
     for name in ("offload_policy", "param_offload", "optimizer_offload")
     if (section, name) not in (("actor", "offload_policy"), ("ref", "param_offload"))
 }
-SETTLED = frozenset((EXPERIMENT, FILTER, RESUME_MODE, *FOLLOWS))
+SETTLED = frozenset((FILTER, RESUME_MODE, *FOLLOWS))
 
 
 class Off(NamedTuple):
@@ -183,7 +183,6 @@ UNUSED = {  # any value: accepted, because no result depends on it; the reason i
     "algorithm.filter_groups.metric": "groups are told apart by their stored scores",
     "algorithm.filter_groups.max_num_gen_batches": "training generates nothing",
     "critic.enable": "there is a critic where the estimator reads values",
-    "trainer.project_name": "only trackers use a project's name, and the run's folder is `out`",
 }
 UNUSED |= {
     f"{role}.log_prob_{size}": _SPEED

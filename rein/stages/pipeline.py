@@ -31,6 +31,7 @@ from rein.runtime.memory import free_models
 from rein.stages import gate_facts, judges, rounds
 from rein.stages.process import Stage, clustered, on_ranks, prepare_process
 from rein.tracking.console import Console
+from rein.tracking.fanout import check_trackers
 from rein.types import Softening
 
 MODULES = {
@@ -199,13 +200,15 @@ def stage_inputs(recipe: Recipe, stage: str) -> list[str]:
 
 
 def preflight(recipe: Recipe, stages: Sequence[str]) -> None:
-    """Raise before any work when a reward or guard is unknown, an input is missing that no earlier stage will
-    make, or `out` cannot be written.
+    """Raise before any work when a reward or guard is unknown, a tracker lacks what it stands on, an input is
+    missing that no earlier stage will make, or `out` cannot be written.
 
     DataError for data files, CheckpointError for `out`, ConfigError for the rest. Names that may be a hub's
     pass.
     """
     _refuse_unwritable(Path(recipe.out))
+    if set(stages) & set(ON_RANKS):
+        check_trackers(recipe.trainer.logger)
     if "train" in stages:
         for guard in guards_of(recipe.guards):
             soften(Softening(), getattr(guard, "remedies", ()))

@@ -21,8 +21,8 @@ from rein.runtime.interrupt import deferred
 from rein.runtime.optimizer import Optimizer
 from rein.snapshots import RunState, Snapshots
 from rein.stages.team import Team
+from rein.stages.tracked import trackers_of
 from rein.tracking.console import Console
-from rein.tracking.fanout import open_trackers
 from rein.types import Metrics
 
 LOSS_KEY = "train/loss"
@@ -101,7 +101,7 @@ def descend(
     mark = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
     _resume(recipe, console, snapshots, team, what, mark)
     step = pupil.done()
-    tracker = open_trackers(recipe.trainer.logger, folder, from_number=step)
+    tracker = trackers_of(recipe, folder, step)
     metrics: Metrics = {}
 
     def save() -> None:

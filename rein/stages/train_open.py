@@ -33,13 +33,13 @@ from rein.snapshots import RunState, load
 from rein.stages.rounds import Round, current, held_out_file
 from rein.stages.team import Team, make_engine, make_passes, make_probe, model_options, team_of
 from rein.stages.tokens import compared, encoder_of
+from rein.stages.tracked import trackers_of
 from rein.stages.train_budget import with_budget
 from rein.stages.train_frozen import Counts, recomputed, references
 from rein.stages.train_job import Job
 from rein.stages.train_rows import corrects, load_mixing, load_rows, score_statistics_of
 from rein.stages.train_state import restore
 from rein.tracking.console import Console
-from rein.tracking.fanout import open_trackers
 from rein.types import Prompt, Trajectory
 from rein.validator import Validator
 
@@ -104,7 +104,7 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     job.cached = counts
     if not rehearsal:
         _resume(job)
-        job.tracker = open_trackers(recipe.trainer.logger, folder, from_number=job.cursor.number)
+        job.tracker = trackers_of(recipe, folder, job.cursor.number)
     return job
 
 

@@ -1,19 +1,36 @@
 """Where metrics and words go. Knows nothing of models or data.
 
-A tracker of the table is opened with the run's folder and the update number it goes on from (0: from the
-start).
+A tracker is opened with a Run. Packages are imported when they are used. What can be known to be missing
+before any work (a package, a login, an address) is looked at by its `ready`.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 from rein.protocols import Tracker
+from rein.tracking import mlflow, swanlab, tensorboard, trackio, wandb
 from rein.tracking.jsonl import JsonlTracker
+from rein.tracking.run import METRICS, Run
+
+Maker = Callable[[Run], Tracker]
 
 
-def jsonl(folder: Path, from_number: int) -> Tracker:
+def in_jsonl(run: Run) -> Tracker:
     """metrics.jsonl in the run's folder."""
-    return JsonlTracker(folder / "metrics.jsonl", from_number)
+    return JsonlTracker(run.folder / METRICS, run.from_number)
 
 
-TRACKERS: dict[str, Callable[[Path, int], Tracker]] = {"jsonl": jsonl}
+TRACKERS: dict[str, Maker] = {
+    "jsonl": in_jsonl,
+    "tensorboard": tensorboard.TensorBoard,
+    "wandb": wandb.Wandb,
+    "mlflow": mlflow.opened,
+    "swanlab": swanlab.SwanLab,
+    "trackio": trackio.opened,
+}
+READY: dict[str, Callable[[], None]] = {
+    "tensorboard": tensorboard.ready,
+    "wandb": wandb.ready,
+    "mlflow": mlflow.ready,
+    "swanlab": swanlab.ready,
+    "trackio": trackio.ready,
+}

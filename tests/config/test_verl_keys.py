@@ -112,6 +112,10 @@ READ: list[tuple[str, str, str, Any]] = [
     ("trainer.logger", '["console"]', "trainer.logger", ["console"]),
     ("trainer.default_local_dir", "runs/x", "out", "runs/x"),
     ("trainer.experiment_name", "gsm8k", "out", "runs/gsm8k"),
+    ("trainer.experiment_name", "7", "trainer.experiment_name", "7"),
+    ("trainer.project_name", "verl_examples", "trainer.project_name", "verl_examples"),
+    ("trainer.logger", '["console","wandb"]', "trainer.logger", ["console", "wandb"]),
+    ("trainer.logger", "my.mod:Mine", "trainer.logger", ["my.mod:Mine"]),
     ("trainer.resume_mode", "disable", "resume", "never"),
     ("trainer.resume_mode", "auto", "resume", "auto"),
     ("trainer.resume_from_path", "/s/step-3", "resume", "/s/step-3"),
@@ -122,7 +126,7 @@ READ: list[tuple[str, str, str, Any]] = [
 PREFIXED = [row for row in READ if row[0].partition(".")[0] in ("actor", "model", "rollout")]
 
 REFUSED = [
-    ("trainer.logger", '["console","wandb"]', "wandb is not built yet"),
+    ("trainer.logger", '["console","clearml"]', "clearml is not built yet"),
     ("data.truncation", "middle", "not built yet"),
     ("data.prompt_key", "question", "prompt column"),
 ]
@@ -324,8 +328,8 @@ def test_a_key_that_follows_another_must_equal_it(key: str, leader: str) -> None
 
 def test_the_experiments_name_yields_to_the_runs_folder() -> None:
     recipe, notes = load(None, ["trainer.experiment_name=x", "out=runs/y"])
-    assert recipe.out == "runs/y"
-    assert any("is not used" in note for note in notes)
+    assert (recipe.out, recipe.trainer.experiment_name) == ("runs/y", "x")
+    assert any("names the run in trackers alone" in note for note in notes)
 
 
 def test_resume_path_needs_a_path() -> None:

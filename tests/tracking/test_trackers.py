@@ -1,16 +1,23 @@
 """metrics.jsonl and the fan-out."""
 
 import json
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from rein.config import names
 from rein.errors import CheckpointError, ConfigError
 from rein.protocols import Tracker
-from rein.tracking import TRACKERS
-from rein.tracking.fanout import Fanout, open_trackers
+from rein.tracking import READY, TRACKERS
+from rein.tracking.fanout import CONSOLE, Fanout, check_trackers, open_trackers
 from rein.tracking.jsonl import JsonlTracker, read_metrics
+from rein.tracking.mlflow import cleaned
+from rein.tracking.run import Once, Run, flat, set_aside
 from rein.types import Metrics
+
+ROOT = Path(__file__).parents[2]
 
 
 class BrokenTracker:
@@ -99,23 +106,129 @@ def test_a_failing_tracker_warns_once_and_the_others_go_on(tmp_path: Path) -> No
 
 
 def test_a_misconfigured_tracker_stops_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.logger: 'jsnl' is unknown; did you mean jsonl"):
-        open_trackers(["jsnl"], tmp_path, from_number=0)
+    for opens in (lambda: open_trackers(["jsnl"], Run(tmp_path)), lambda: check_trackers(["jsnl"])):
+        with pytest.raises(ConfigError, match=r"trainer\.logger: 'jsnl' is unknown; did you mean jsonl"):
+            opens()
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):
-        open_trackers(["jsonl"], tmp_path / "file", from_number=0)
+        open_trackers(["jsonl"], Run(tmp_path / "file"))
 
 
 def test_metrics_are_always_written_to_the_file(tmp_path: Path) -> None:
-    fanout = open_trackers(["console"], tmp_path, from_number=0)
+    fanout = open_trackers(["console"], Run(tmp_path))
     fanout.log({"x": 1.0}, 1)
     fanout.close()
     assert numbers(tmp_path / "metrics.jsonl") == [1]
 
 
-@pytest.mark.parametrize("name", TRACKERS)
-def test_every_tracker_of_the_table_logs_resumes_and_closes(name: str, tmp_path: Path) -> None:
-    for from_number in (0, 1):
-        tracker = TRACKERS[name](tmp_path, from_number)
-        tracker.log({"val/score": 0.5, "bad": float("nan")}, from_number + 1)
-        tracker.close()
+def test_the_recipe_names_the_trackers_of_the_table() -> None:
+    assert (CONSOLE, *TRACKERS) == names.TRACKERS
+    assert set(READY) == set(TRACKERS) - {"jsonl"}
+
+
+PACKAGES = {"tensorboard": "tensorboard", "swanlab": "swanlab", "trackio": "trackio", "mlflow": "mlflow"}
+PACKAGES |= {"wandb": "wandb"}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_an_absent_package_stops_the_run_at_its_start_and_names_the_extra(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGES[name], None)  # an import of it fails, as without the package
+    said = rf"trainer\.logger: {name} needs a package .*; run pip install 'rein\[{name}\]'"
+    for opens in (lambda: check_trackers([name]), lambda: open_trackers([name], Run(tmp_path))):
+        with pytest.raises(ConfigError, match=said):
+            opens()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras[name][0].partition("[")[0].partition(">")[0] == PACKAGES[name]
+
+
+class Listed:
+    """A tracker of the user's own: what it is told, in order."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.told = run, list[tuple[int, Metrics]]()
+
+    def log(self, metrics: Metrics, number: int) -> None:
+        self.told.append((number, metrics))
+
+    def close(self) -> None:
+        pass
+
+
+def refuses(run: Run) -> Tracker:
+    raise OSError("no such\nhost")
+
+
+def test_a_tracker_of_the_users_own_is_told_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "own_tracker", sys.modules[__name__])
+    check_trackers(["own_tracker:Listed"])
+    run = Run(tmp_path, 0, "addition", "first")
+    fanout = open_trackers(["own_tracker:Listed"], run)
+    fanout.log({"actor/ppo_kl": 0.5}, 3)
+    fanout.close()
+    own = fanout.trackers["own_tracker:Listed"]
+    assert isinstance(own, Listed)
+    assert (own.run, own.told) == (run, [(3, {"actor/ppo_kl": 0.5})])
+    with pytest.raises(ConfigError, match=r"refuses cannot be opened \(OSError: no such\\nhost\); mend its"):
+        open_trackers(["own_tracker:refuses"], run)
+
+
+def test_a_store_that_only_appends_is_told_what_it_lacks_and_nothing_twice(tmp_path: Path) -> None:
+    first = open_trackers([], Run(tmp_path))
+    for number in range(1, 8):
+        first.log({"x": float(number), "nan": float("nan")}, number)
+    first.close()
+    resumed = Run(tmp_path, from_number=5)
+    open_trackers([], resumed).close()  # metrics.jsonl ends at 5 now
+    store = Listed(resumed)
+    has = {("x", number) for number in (1, 2, 4, 6, 7)}  # the killed process had come to 7; 3 was lost
+    once = Once(store, resumed, lambda name, number: (name, number) in has)
+    for number in range(6, 10):
+        once.log({"x": float(number)}, number)
+    assert store.told == [(number, {"x": float(number)}) for number in (3, 5, 8, 9)]
+
+
+def test_each_name_of_a_number_is_told_once_and_the_file_has_every_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "own_tracker", sys.modules[__name__])
+    for begin in (0, 1):
+        fanout = open_trackers(["own_tracker:Listed"], Run(tmp_path, begin))
+        for metrics in ({"x": 1.0, "timing_s/other": 2.0}, {"timing_s/other": 3.0, "timing_s/probe": 4.0}):
+            fanout.log(dict(metrics), 1)
+        fanout.log({"x": 5.0}, 2)
+        fanout.close()
+        own = fanout.trackers["own_tracker:Listed"]
+        assert isinstance(own, Listed)
+        first = [(1, {"x": 1.0, "timing_s/other": 2.0}), (1, {"timing_s/probe": 4.0})]
+        assert own.told == ([] if begin else first) + [(2, {"x": 5.0})]
+        assert numbers(tmp_path / "metrics.jsonl") == [1, 1] * (1 + begin) + [2]
+
+
+def test_the_id_of_a_run_is_kept_for_its_resume_and_not_for_a_start_anew(tmp_path: Path) -> None:
+    Run(tmp_path).keep_id("wandb", "ab12")
+    Run(tmp_path).keep_id("mlflow", "cd34")
+    assert Run(tmp_path, from_number=1).id_of("wandb") == "ab12"
+    assert Run(tmp_path, from_number=1).id_of("swanlab") is None
+    assert Run(tmp_path).id_of("wandb") is None
+    for text in ("[1]", "{"):
+        (tmp_path / "trackers.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"trackers\.json: .*; remove it"):
+            Run(tmp_path, from_number=1).id_of("wandb")
+
+
+def test_local_files_written_anew_are_set_aside_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "offline-run-1-ab").mkdir()
+    (tmp_path / "offline-run-1-cd").mkdir()
+    set_aside(tmp_path, "offline-run-*-ab")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "offline-run-1-cd",
+        "replaced-offline-run-1-ab",
+    ]
+
+
+def test_names_and_settings_as_mlflow_takes_them() -> None:
+    assert cleaned("a@b//c<d") == "a_at_b/c_d"
+    assert cleaned("actor/ppo_kl") == "actor/ppo_kl"
+    assert flat({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "a.c": {}, "d": [2]}
