@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rein.config.load import load
 from rein.errors import CheckpointError, ConfigError
 from rein.models.actor import load_actor
+from rein.models.critic import load_critic
 from rein.models.tiny import make_tiny
 from rein.stages import export, pipeline
 from rein.stages.export_check import logits
@@ -172,11 +173,36 @@ def test_weights_that_are_not_the_fused_ones_are_not_exported(base: str, tmp_pat
     assert not (tmp_path / "run" / "export" / "model").exists()
 
 
+def renamed(name: str) -> str:
+    return name.replace("base_model.model.", "base_model.model._orig_mod.")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: {renamed(name): tensor for name, tensor in tensors.items()},
+        lambda tensors: {name: tensor for name, tensor in tensors.items() if "layers.0" not in name},
+        lambda tensors: tensors | {renamed(name): tensor.clone() for name, tensor in tensors.items()},
+    ],
+    ids=["renamed", "lacking", "more"],
+)
+def test_adapters_that_do_not_load_are_an_error(change: Any, tiny_lm: str, tmp_path: Path) -> None:
+    adapted(tiny_lm, tmp_path / "adapter", target_modules="all-linear")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    load_actor(str(tmp_path / "adapter"))
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"adapters do not fit .* first .*lora_"):
+        load_actor(str(tmp_path / "adapter"))
+
+
+def test_a_critic_starts_from_adapters_on_a_policys_head(tiny_lm: str, tmp_path: Path) -> None:
+    adapted(tiny_lm, tmp_path / "adapter", target_modules=[*ATTENTION, "lm_head"], task_type=None)
+    load_critic(str(tmp_path / "adapter"))
+
+
 @pytest.mark.parametrize("kind", ["critic", "reward"])
 def test_critic_and_reward_model_are_exported_too(kind: str, base: str, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
-
-    from rein.models.critic import load_critic
 
     critic = load_critic(base)
     torch.nn.init.normal_(critic.model.score.weight, generator=torch.Generator().manual_seed(0))
