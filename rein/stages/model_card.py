@@ -88,8 +88,11 @@ def _gate(gate: Mapping[str, Any]) -> Iterator[str]:
 def _evaluation(found: Mapping[str, Any] | None) -> Iterator[str]:
     if found is None:
         return
-    low, high = found["lift_ci95"]
     yield "## Evaluation\n"
+    if "off_policy" in found:
+        yield from _by_stored_rows(found["off_policy"])
+        return
+    low, high = found["lift_ci95"]
     yield (
         f"Greedy answers to {found['n']} prompts that training has not seen, judged by "
         f"{', '.join(found['reward'])}: lift {found['lift']:+.4g}, 95 % [{low:+.4g}, {high:+.4g}], "
@@ -115,6 +118,30 @@ def _evaluation(found: Mapping[str, Any] | None) -> Iterator[str]:
             for name, part in parts
         ],
     )
+
+
+def _by_stored_rows(found: Mapping[str, Any]) -> Iterator[str]:
+    """What was estimated without generating, and why it is not to be trusted where it is not."""
+    name, sides = found["reported"], {"start": found["before"], "this model": found["after"]}
+    yield (
+        f"Nothing was generated: estimates ({name}) by {found['rows']} stored answers to {found['prompts']} "
+        "prompts that training has not seen.\n"
+    )
+    if found["trust"]:
+        yield "They can be trusted, by what can be seen of it.\n"
+    else:
+        yield "**They are not to be trusted.**\n"
+    rows = [(side, one["estimates"][name], "; ".join(one["reasons"])) for side, one in sides.items()]
+    rows.append(("difference", found["difference"][name], ""))
+    yield from _table(
+        ("", "score", "95 %", "why not to be trusted"),
+        [(side, _number(one["score"]), _ends(one["ci95"]), why) for side, one, why in rows],
+    )
+
+
+def _ends(interval: Sequence[float | None]) -> str:
+    low, high = ("unknown" if end is None else f"{end:+.4g}" for end in interval)
+    return f"[{low}, {high}]"
 
 
 def _curves(folder: Path) -> Iterator[str]:
