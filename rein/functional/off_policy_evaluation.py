@@ -2,8 +2,9 @@
 
 B rows by T positions; w_t = actor / behavior at token t, raw, and w_{a:b} the product from a to b. All in
 float64. Every estimator is the mean over prompts of the mean over their rows of one number per row, so that
-one interval, clustered by prompt, serves all. They are unbiased only with exact log-probs and where the
-behavior policy gives every answer of the actor some probability: `trust` says what can be seen of that.
+one interval, clustered by prompt, serves all. They are unbiased (but for terms of order 1/n: of the scaled,
+a term of order 1/n; not the clipped one) only with exact log-probs and where
+the behavior policy gives every answer of the actor some probability: `trust` says what can be seen of that.
 Knows nothing of models or files.
 """
 
@@ -168,7 +169,9 @@ def scaled(plain: Tensor, varied: Tensor, groups: Tensor, *, folds: int = FOLDS)
     """plain + b (varied - plain), [B]: the estimator with b V for V, b in [0, 1] of least variance.
 
     The difference c has mean 0, so b = -E[plain c] / E[c^2], from the prompts of the other folds (Owen 2013,
-    section 8.9). Where a single heavy weight would be multiplied by V, b falls towards 0.
+    section 8.9). Where a single heavy weight would be multiplied by V, b falls towards 0. The V of those
+    other prompts was fitted with this fold among its rows, so b is not quite free of it: the estimate is
+    unbiased up to a term of order 1/n, n the number of prompts.
     """
     fold = torch.unique(groups, return_inverse=True)[1] % folds
     control, found = varied - plain, plain.clone()
