@@ -37,27 +37,44 @@ SIDE = {
 
 def card(recipe: Recipe, source: str, facts: Mapping[str, Any]) -> str:
     """Markdown."""
-    trained = trained_here(recipe, source)
+    trained, making = trained_here(recipe, source), _making(recipe, source)
     parts = [
         "---\nlibrary_name: transformers\ntags: [rein]\n---\n",
         f"# {Path(recipe.out).name}: {facts['kind']}\n",
-        *_origin(recipe, facts),
+        *_origin(making, facts),
         "## Gate\n",
         *_gate(facts["gate"]),
         *_evaluation(evaluation_of(recipe, source)),
         *(_curves(trained) if trained else ()),
-        *_data(recipe),
-        "## Recipe\n",
-        "What differs from the defaults.\n",
-        f"```json\n{json.dumps(_changed(resolved(recipe), resolved(Recipe())), indent=2)}\n```\n",
-        "## Versions\n",
-        *_table(("package", "version"), list(manifest.versions().items())),
+        *(_made(recipe, making) if making else ()),
     ]
     return "\n".join(parts)
 
 
-def _origin(recipe: Recipe, facts: Mapping[str, Any]) -> Iterator[str]:
-    yield f"Exported from `{facts['from']}`; started from `{recipe.model.path or 'a model not named'}`."
+def _making(recipe: Recipe, source: str) -> dict[str, Any] | None:
+    """The manifest of the stage of this run folder that wrote `source`; None where none did, or its is not
+    there.
+    """
+    folder = Path(source).resolve().parent
+    return manifest.read(folder) if folder.parent == Path(recipe.out).resolve() else None
+
+
+def _made(recipe: Recipe, making: Mapping[str, Any]) -> Iterator[str]:
+    """With what it was made: not with what it is exported."""
+    yield from _data(recipe)
+    yield "## Recipe\n"
+    yield "What differs from the defaults.\n"
+    yield f"```json\n{json.dumps(_changed(making['recipe'], resolved(Recipe())), indent=2)}\n```\n"
+    yield "## Versions\n"
+    yield from _table(("package", "version"), list(making["versions"].items()))
+
+
+def _origin(making: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> Iterator[str]:
+    if making is None:
+        yield f"Exported from `{facts['from']}`. Nothing is known of its making."
+    else:
+        start = making["recipe"]["model"]["path"] or "a model not named"
+        yield f"Exported from `{facts['from']}`; started from `{start}`."
     if "base" in facts:
         yield f"These are adapters alone; their base is `{facts['base']}`."
     if "dtype" in facts:
@@ -158,9 +175,9 @@ def _curves(folder: Path) -> Iterator[str]:
 
 
 def _data(recipe: Recipe) -> Iterator[str]:
-    """Files and models that stages have read, by content."""
+    """Files and models that the stages of this run folder have read, by content."""
     rows = []
-    for stage in recipe.stages:
+    for stage in (stage for stage in manifest.READS if stage != "export"):
         body = manifest.read(paths.stage_dir(recipe, stage)) or {}
         rows += [(stage, f"`{name}`", f"`{digest}`") for name, digest in body.get("inputs", {}).items()]
     if rows:
