@@ -83,7 +83,7 @@ def _whole(recipe: Recipe, source: Path, draft: Path, target: Path) -> dict[str,
     model.save(draft)
     if kind == "actor":
         _write_stop_ids(draft, model)
-    meant = check.logits(model.model)
+    meant, tokenizer = check.logits(model.model), model.tokenizer
     del model  # no more than two are in memory
     load: dict[str, Any] = {"trust_remote_code": trust}
     exact = check.plain(draft, kind, dtype=DTYPES[wide], **load)
@@ -92,7 +92,7 @@ def _whole(recipe: Recipe, source: Path, draft: Path, target: Path) -> dict[str,
     check.refuse_difference(facts["reload_difference"], target, "the written folder")
     adapted = check.unfused(source, **load) if kind == "actor" else None
     if adapted is not None:
-        facts["fused_difference"] = check.difference(found, check.logits(adapted))
+        facts["fused_difference"] = check.from_unfused(exact, adapted, tokenizer)
         check.refuse_difference(facts["fused_difference"], target, "the fused model, beside its adapters,")
     del adapted
     dtype = TORCH_DTYPES[recipe.export.dtype or own]
@@ -118,7 +118,7 @@ def _adapters(recipe: Recipe, source: Path, draft: Path, target: Path) -> dict[s
     load_tokenizer(str(source), trust_remote_code=trust).save_pretrained(str(draft))
     whole = load_actor(str(source), where="export.path", trust_remote_code=trust)
     alone = check.unfused(draft, trust_remote_code=trust)
-    found = check.difference(check.logits(alone), check.logits(whole.model))
+    found = check.from_unfused(whole.model, alone, whole.tokenizer)
     check.refuse_difference(found, target, "the base with the adapters")
     return {"fused_difference": found, "base": str(base)}
 
