@@ -68,7 +68,7 @@ def _rows(model: Any) -> int:
 
 @torch.no_grad()
 def logits(model: Any, vocabulary: int | None = None) -> Tensor:
-    """[1, T, V] on ids that are spread over the vocabulary (or its first so many), the last one among them."""
+    """[1, T, V] on ids that are spread over the vocabulary (or its first so many), the last among them."""
     vocabulary = vocabulary or _rows(model)
     ids = torch.linspace(0, vocabulary - 1, min(POSITIONS, vocabulary)).long().unsqueeze(0)
     found: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits

@@ -17,6 +17,7 @@ from rein.config.load import load
 from rein.errors import CheckpointError, ConfigError
 from rein.models.actor import load_actor
 from rein.models.critic import load_critic
+from rein.models.save import cast_folder
 from rein.models.tiny import make_tiny
 from rein.stages import export, pipeline
 from rein.stages.export_check import logits
@@ -160,6 +161,44 @@ def test_a_tokenizer_may_have_ids_without_a_row(
     tokenizer.save_pretrained(tmp_path / "adapter")
     facts = exported(tmp_path / "adapter", base, tmp_path / "run", f"export.adapter_only={alone}")
     assert facts["fused_difference"] <= 1e-4
+
+
+def test_nothing_but_an_earlier_export_is_replaced(tiny_lm: str, tmp_path: Path) -> None:
+    base, source, to = tmp_path / "base", tmp_path / "adapter", tmp_path / "to"
+    shutil.copytree(tiny_lm, base)
+    adapted(str(base), source, target_modules=ATTENTION)
+    (tmp_path / "link").symlink_to(to)
+    shutil.copytree(tiny_lm, tmp_path / "mine")
+    for target, why in (
+        (base, "is the base of what is exported"),
+        (source, "is what is exported"),
+        (tmp_path / "link", "is a link"),
+        (tmp_path / "mine", "holds other things than an earlier export"),
+    ):
+        held = {file.name: file.read_bytes() for file in target.iterdir()} if target.exists() else {}
+        with pytest.raises(ConfigError, match=why):
+            exported(source, str(base), tmp_path / "run", f"export.to={target}")
+        assert held == ({file.name: file.read_bytes() for file in target.iterdir()} if held else {})
+    to.mkdir()
+    for _ in range(2):  # an empty folder, then the earlier export
+        exported(source, str(base), tmp_path / "run", f"export.to={to}")
+    with pytest.raises(ConfigError, match="is what is exported"):
+        exported(to, str(base), tmp_path / "run", f"export.to={to}")
+
+
+def test_a_full_disk_while_rounding_is_said(tiny_lm: str, tmp_path: Path, full_disk: Any) -> None:
+    shutil.copytree(tiny_lm, tmp_path / "half")
+    with full_disk(1000), pytest.raises(CheckpointError, match=r"cannot be written .*free space"):
+        cast_folder(tmp_path / "half", torch.bfloat16)
+
+
+def test_adapters_in_no_safetensors_file_are_not_exported_alone(tiny_lm: str, tmp_path: Path) -> None:
+    adapted(tiny_lm, tmp_path / "adapter", target_modules=ATTENTION)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    torch.save(load_file(file), file.with_suffix(".bin"))
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"has no adapter_model.safetensors; save"):
+        exported(tmp_path / "adapter", tiny_lm, tmp_path / "run", "export.adapter_only=true")
 
 
 def test_training_keeps_its_adapters_beside_the_fused_weights(base: str, tmp_path: Path) -> None:
