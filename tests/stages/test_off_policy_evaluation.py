@@ -16,6 +16,7 @@ from rein.errors import DataError
 from rein.models.actor import load_actor
 from rein.stages import evaluate, pipeline, train
 from rein.stages.off_policy_evaluation import stored
+from rein.stages.train_job import Job
 from rein.tracking.console import Console
 from rein.tracking.jsonl import read_metrics
 from rein.types import Trajectory
@@ -103,6 +104,16 @@ def test_training_keeps_the_best_by_its_lower_end(tiny_lm: str, tmp_path: Path) 
     for line in judged:
         assert line["ope/low"] < line["ope/score"] < line["ope/high"]
         assert 0 < line["ope/ess"] <= PROMPTS // 2 * ANSWERS + 1e-6
+
+
+@pytest.mark.parametrize("first", ["val/score", "ope/low"])
+def test_a_best_of_one_kind_is_not_held_against_another(first: str) -> None:
+    """Nothing is saved, or this job, which has no more than its best, would fail."""
+    job = Job.__new__(Job)
+    job.best = {first: 0.5, "number": 3}
+    other = {"val/score": {"ope/low": 0.9, "ope/trust": 1.0}, "ope/low": {"val/score": 0.9}}
+    assert not job._take_best(other[first])
+    assert job.best == {first: 0.5, "number": 3}
 
 
 def test_rows_that_cannot_be_weighed(tiny_lm: str, tmp_path: Path) -> None:
