@@ -86,8 +86,10 @@ def verify(version: Path) -> dict[str, Any]:
 
 
 def _deploy(model: Path, folder: Path, console: Console) -> None:
-    former = current(folder)
-    name = f"v{int((versions(folder) or ['v0'])[-1][1:]) + 1}"
+    named = current(folder)
+    taken = [one for one in (*versions(folder), named or "") if _VERSION.fullmatch(one)]
+    name = f"v{max((int(one[1:]) for one in taken), default=0) + 1}"
+    former = named if named is not None and (folder / named).is_dir() else None  # else somebody removed it
     draft = folder / f".{name}.{uuid.uuid4().hex[:8]}"
     try:
         draft.mkdir()
@@ -96,7 +98,10 @@ def _deploy(model: Path, folder: Path, console: Console) -> None:
         }
         digests = {relative: _copy(path, draft / relative) for relative, path in files.items()}
         told = read_json(model / EXPORT)
-        for relative, digest in told.get("files", {}).items():
+        exported, gate = told.get("files", {}), told.get("gate")
+        if not isinstance(exported, dict) or not _is_gate(gate):
+            raise CheckpointError(f"{model / EXPORT}: is not as export writes it; export the model again")
+        for relative, digest in exported.items():
             if digests.get(relative) != digest:
                 raise CheckpointError(f"{model / relative}: is not what was exported; export the model again")
         note = {
@@ -104,7 +109,7 @@ def _deploy(model: Path, folder: Path, console: Console) -> None:
             "from": str(model.absolute()),
             "deployed": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "before": former,
-            "gate": told.get("gate"),
+            "gate": gate,
             "files": digests,
         }
         with (draft / NOTE).open("w", encoding="utf-8") as file:
@@ -132,6 +137,8 @@ def _back(folder: Path, console: Console) -> None:
     before = read_json(folder / now / NOTE).get("before")
     if not isinstance(before, str):
         raise ConfigError(f"{folder}: nothing was {CURRENT} before {now}; deploy another model")
+    if before == now:
+        raise ConfigError(f"{folder / now}: names itself as what was before it; deploy another model")
     refuse_unwhole(folder / before)
     verify(folder / before)
     _point(folder, before)
@@ -149,16 +156,29 @@ def _point(folder: Path, name: str) -> None:
 def _lines(folder: Path) -> list[str]:
     now, found = current(folder), []
     for name in versions(folder):
-        note = read_json(folder / name / NOTE)
         mark = f"  <- {CURRENT}" if name == now else ""
+        try:
+            note = read_json(folder / name / NOTE)
+        except CheckpointError as error:
+            found.append(f"{name}  {error}{mark}")
+            continue
         found.append(
             f"{name}  {note.get('deployed')}  {_gate(note.get('gate'))}  from {note.get('from')}{mark}"
         )
     return found or [f"{folder}: no version is deployed"]
 
 
+def _is_gate(gate: Any) -> bool:
+    """Whether this is what export writes of a gate, or nothing."""
+    lines = gate.get("lines", []) if isinstance(gate, dict) else [] if gate is None else [gate]
+    whole = isinstance(lines, list) and all(isinstance(line, dict) for line in lines)
+    return whole and all({"check", "passed"} <= line.keys() for line in lines)
+
+
 def _gate(gate: Any) -> str:
-    if not isinstance(gate, dict) or not gate.get("asked"):
+    if not _is_gate(gate):
+        return "gate: not readable"
+    if not gate or not gate.get("asked"):
         return "gate: not asked"
     if gate.get("passed"):
         return "gate: passed"

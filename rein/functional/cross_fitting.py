@@ -1,8 +1,8 @@
 """A cheap critic for off-policy evaluation: ridge regression of the stored returns, cross-fitted by prompt.
 
-B rows by T positions by F features. Whatever it says, the estimator that uses it stays unbiased: it is fitted
-to the rows of other prompts, and what it reads of a row's own prompt is the other answers' scores. Knows
-nothing of models.
+B rows by T positions by F features. Whatever it says, the estimator that adds it whole stays
+unbiased: it is fitted to the rows of other prompts, and what it reads of a row's own prompt is the other
+answers' scores. Knows nothing of models.
 """
 
 import torch

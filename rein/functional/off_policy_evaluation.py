@@ -2,8 +2,9 @@
 
 B rows by T positions; w_t = actor / behavior at token t, raw, and w_{a:b} the product from a to b. All in
 float64. Every estimator is the mean over prompts of the mean over their rows of one number per row, so that
-one interval, clustered by prompt, serves all. They are unbiased only with exact log-probs and where the
-behavior policy gives every answer of the actor some probability: `trust` says what can be seen of that.
+one interval, clustered by prompt, serves all. They are unbiased (the scaled and the self-normalised one up
+to a term of order 1/n, the clipped one not at all) only with exact log-probs and where the behavior
+policy gives every answer of the actor some probability: `trust` says what can be seen of that.
 Knows nothing of models or files.
 """
 

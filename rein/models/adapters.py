@@ -76,7 +76,21 @@ def attached(base: Any, adapters: Path) -> Any:
         base.resize_token_embeddings(rows, mean_resizing=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of ties, which fused() sees to, and of names transformers has left
-        return PeftModel.from_pretrained(base, adapters)
+        model = PeftModel.from_pretrained(base, adapters)
+        found = model.load_adapter(adapters, ADAPTER)  # again, for what peft only warns of
+    lost = [*found.missing_keys, *(key for key in found.unexpected_keys if _has_place(base, key))]
+    if lost:
+        raise CheckpointError(
+            f"{adapters}: {len(lost)} adapters do not fit {CONFIG} and the base, first {lost[0]}; save the "
+            "adapters anew, with peft's names, or name the base that they are of"
+        )
+    return model
+
+
+def _has_place(base: Any, key: str) -> bool:
+    """Whether an adapter should be on this model: that of the head of another kind of model need not."""
+    head = next((head for head in ("lm_head", "score") if f".{head}." in key), None)
+    return ".lora_" in key and (head is None or hasattr(base, head))
 
 
 def _shapes(adapters: Path) -> Iterator[tuple[str, list[int]]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GenerationConfig
@@ -87,7 +88,12 @@ def cast_folder(folder: Path, dtype: torch.dtype) -> None:
             for name, tensor in load_file(file).items()
         }
         size += sum(tensor.nbytes for tensor in tensors.values())
-        save_file(tensors, file, metadata={"format": "pt"})
+        try:
+            save_file(tensors, file, metadata={"format": "pt"})
+        except (OSError, SafetensorError) as error:  # how safetensors reports a full disk
+            raise CheckpointError(
+                f"{file}: cannot be written ({first_line(error)}); free space or choose another folder"
+            ) from error
     open_weights(folder)
     index = folder / "model.safetensors.index.json"
     if index.exists():

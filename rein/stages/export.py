@@ -41,8 +41,7 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Export export.path, else what training made, to export.to. Raises GateFailed: nothing is exported."""
     kind, source = recipe.export.kind, paths.export_source(recipe)
     target = paths.export_target(recipe)
-    if recipe.export.to:
-        _refuse_taken(target)
+    _refuse_taken(target, source, asked=bool(recipe.export.to))
     if kind == "actor":
         gate = pass_gate(recipe, source, console)
     else:
@@ -83,7 +82,7 @@ def _whole(recipe: Recipe, source: Path, draft: Path, target: Path) -> dict[str,
     model.save(draft)
     if kind == "actor":
         _write_stop_ids(draft, model)
-    meant = check.logits(model.model)
+    meant, tokenizer = check.logits(model.model), model.tokenizer
     del model  # no more than two are in memory
     load: dict[str, Any] = {"trust_remote_code": trust}
     exact = check.plain(draft, kind, dtype=DTYPES[wide], **load)
@@ -92,7 +91,7 @@ def _whole(recipe: Recipe, source: Path, draft: Path, target: Path) -> dict[str,
     check.refuse_difference(facts["reload_difference"], target, "the written folder")
     adapted = check.unfused(source, **load) if kind == "actor" else None
     if adapted is not None:
-        facts["fused_difference"] = check.difference(found, check.logits(adapted))
+        facts["fused_difference"] = check.from_unfused(exact, adapted, tokenizer)
         check.refuse_difference(facts["fused_difference"], target, "the fused model, beside its adapters,")
     del adapted
     dtype = TORCH_DTYPES[recipe.export.dtype or own]
@@ -109,6 +108,8 @@ def _adapters(recipe: Recipe, source: Path, draft: Path, target: Path) -> dict[s
         raise ConfigError(
             f"export.adapter_only: {source} keeps no adapters on a base of theirs; write adapter_only=false"
         )
+    if not (adapters / WEIGHTS).is_file():
+        raise CheckpointError(f"{adapters}: has no {WEIGHTS}; save the adapters with safetensors")
     trust = recipe.model.trust_remote_code
     base = Path(model_folder(base_named(adapters), "export.path"))
     draft.mkdir(parents=True)
@@ -118,7 +119,7 @@ def _adapters(recipe: Recipe, source: Path, draft: Path, target: Path) -> dict[s
     load_tokenizer(str(source), trust_remote_code=trust).save_pretrained(str(draft))
     whole = load_actor(str(source), where="export.path", trust_remote_code=trust)
     alone = check.unfused(draft, trust_remote_code=trust)
-    found = check.difference(check.logits(alone), check.logits(whole.model))
+    found = check.from_unfused(whole.model, alone, whole.tokenizer)
     check.refuse_difference(found, target, "the base with the adapters")
     return {"fused_difference": found, "base": str(base)}
 
@@ -153,13 +154,22 @@ def _describe(recipe: Recipe, source: str, draft: Path, facts: Mapping[str, Any]
     write_object(draft / EXPORT, body)
 
 
-def _refuse_taken(target: Path) -> None:
+def _refuse_taken(target: Path, source: str, *, asked: bool) -> None:
     """Raise ConfigError for a target that holds anything but an earlier export: it would be lost."""
+    read = {Path(source).expanduser(): "what is exported"}
+    if (adapters := adapters_in(Path(source).expanduser())) is not None:
+        read[Path(base_named(adapters)).expanduser()] = "the base of what is exported"
+    for folder, what in read.items():
+        if folder.resolve() == target.resolve():
+            raise ConfigError(f"export.to: {target} is {what}; give a new or empty folder")
+    if not asked:
+        return
+    if target.is_symlink():
+        raise ConfigError(f"export.to: {target} is a link, which would be lost; give the folder itself")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
-    model = any((target / name).is_file() for name in ("config.json", CONFIG))
-    if not model or any(path.is_dir() for path in target.iterdir()):
+    if not (target / EXPORT).is_file() or any(path.is_dir() for path in target.iterdir()):
         raise ConfigError(
-            f"export.to: {target} holds other things than a model, which would be lost; give a new "
-            "or empty folder"
+            f"export.to: {target} holds other things than an earlier export, which would be lost; give a "
+            "new or empty folder"
         )

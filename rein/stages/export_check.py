@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rein.errors import CheckpointError, ReinError
 from rein.models.adapters import adapters_in, attached, base_named
 from rein.models.load import first_line, model_folder
+from rein.models.vocabulary import highest_id
+from rein.protocols import Tokenizer
 
 TOLERANCE = 1e-4  # of logits in float32
 POSITIONS = 48  # of the row they are compared on
@@ -50,13 +52,27 @@ def unfused(source: Path, *, trust_remote_code: bool = False) -> Any | None:
     return attached(plain(base, "actor", trust_remote_code=trust_remote_code), adapters).eval()
 
 
+def from_unfused(fused: Any, adapted: Any, tokenizer: Tokenizer) -> float:
+    """Largest difference of the logits from those of base and adapters.
+
+    Ids of the tokenizer that have no row there were given one when the model was loaded: they are left out.
+    """
+    known = _rows(adapted)
+    grown = _rows(fused) == highest_id(tokenizer) + 1 > known
+    return difference(logits(fused, known if grown else None), logits(adapted))
+
+
+def _rows(model: Any) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
 @torch.no_grad()
-def logits(model: Any) -> Tensor:
-    """[1, T, V] on ids that are spread over the vocabulary, its last one among them."""
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+def logits(model: Any, vocabulary: int | None = None) -> Tensor:
+    """[1, T, V] on ids that are spread over the vocabulary (or its first so many), the last among them."""
+    vocabulary = vocabulary or _rows(model)
     ids = torch.linspace(0, vocabulary - 1, min(POSITIONS, vocabulary)).long().unsqueeze(0)
     found: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-    return found.float()
+    return found[..., :vocabulary].float()
 
 
 def difference(one: Tensor, other: Tensor) -> float:

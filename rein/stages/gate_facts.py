@@ -14,11 +14,13 @@ from typing import Any
 from rein import journal, manifest
 from rein.config import paths
 from rein.config.recipe import Recipe
-from rein.errors import GateFailed
+from rein.errors import ConfigError, GateFailed
 from rein.gate import Line, Outcome, decide, failed
+from rein.stages import judges
 from rein.tracking.console import Console
 
 KL = "probe/kl_reference"
+ABSENT = "absent"  # manifest's hash of what is no file or folder: a hub's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +69,39 @@ def refuse(found: Passage, source: str) -> GateFailed | None:
 
 
 def evaluation_of(recipe: Recipe, source: str) -> dict[str, Any] | None:
-    """evaluation.json where it judged what lies at `source` now; else None."""
+    """evaluation.json where it judged what lies at `source` now as the recipe asks; else None.
+
+    As it asks: by its truth, and against what it starts from. What a hub's name holds is not known.
+    """
     folder = paths.stage_dir(recipe, "evaluate")
     try:
         found: dict[str, Any] = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-        judged = (manifest.read(folder) or {})["inputs"][found["models"]["after"]]
+        models, inputs = found["models"], (manifest.read(folder) or {})["inputs"]
+        before, after = (inputs[models[side]] for side in ("before", "after"))
+        judges_now = [spec.name for spec in judges.truth(recipe)]
+        if after == ABSENT or after != manifest.hash_input(source):
+            return None
+        if found.get("reward", judges_now) != judges_now or not _starts(recipe, models["before"], before):
+            return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if judged == manifest.hash_input(source) else None
+    return found
+
+
+def _starts(recipe: Recipe, name: str, judged: str) -> bool:
+    """Whether the recipe starts from what was judged as `before`; true where it names no start."""
+    try:
+        start = recipe.evaluate.before or paths.start_policy(recipe, "train")
+    except ConfigError:
+        return True
+    return start == name if judged == ABSENT else judged == manifest.hash_input(start)
 
 
 def outcome(recipe: Recipe, source: str, evaluation: Mapping[str, Any] | None) -> Outcome:
     """What is known of the model at `source`."""
-    seen = _by_stored_rows(evaluation) if evaluation and "off_policy" in evaluation else evaluation or {}
+    seen = evaluation or {}
+    if "off_policy" in seen:
+        seen = _by_stored_rows(recipe, seen)
     before, after, proxy = (seen.get(key) or {} for key in ("before", "after", "proxy"))
 
     def both(name: str) -> tuple[float | None, float | None]:
@@ -94,16 +116,19 @@ def outcome(recipe: Recipe, source: str, evaluation: Mapping[str, Any] | None) -
         lengths=both("response_length"),
         well_formed=both("well_formed"),
         repetition=both("repetition"),
-        has_proxy=bool(proxy),
+        has_proxy=bool(judges.proxy(recipe)),  # whether or not it judged anything
         proxy_low=(proxy.get("lift_ci95") or [None])[0],
         guard_stop=_guard_stop(recipe, source),
     )
 
 
-def _by_stored_rows(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """What was estimated without generating, as if measured; nothing where it is not to be trusted."""
+def _by_stored_rows(recipe: Recipe, evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """What was estimated without generating, as if measured; nothing where it is not to be trusted.
+
+    Nor where the scores, which are those of score.reward, are not the truth's.
+    """
     found = evaluation["off_policy"]
-    if not found["trust"]:
+    if not found["trust"] or judges.truth(recipe) != recipe.score.reward:
         return {"n": found["prompts"]}
     name = found["reported"]
     gap, after = found["difference"][name], found["after"]["estimates"][name]

@@ -37,27 +37,44 @@ SIDE = {
 
 def card(recipe: Recipe, source: str, facts: Mapping[str, Any]) -> str:
     """Markdown."""
-    trained = trained_here(recipe, source)
+    trained, making = trained_here(recipe, source), _making(recipe, source)
     parts = [
         "---\nlibrary_name: transformers\ntags: [rein]\n---\n",
         f"# {Path(recipe.out).name}: {facts['kind']}\n",
-        *_origin(recipe, facts),
+        *_origin(making, facts),
         "## Gate\n",
         *_gate(facts["gate"]),
         *_evaluation(evaluation_of(recipe, source)),
         *(_curves(trained) if trained else ()),
-        *_data(recipe),
-        "## Recipe\n",
-        "What differs from the defaults.\n",
-        f"```json\n{json.dumps(_changed(resolved(recipe), resolved(Recipe())), indent=2)}\n```\n",
-        "## Versions\n",
-        *_table(("package", "version"), list(manifest.versions().items())),
+        *(_made(recipe, making) if making else ()),
     ]
     return "\n".join(parts)
 
 
-def _origin(recipe: Recipe, facts: Mapping[str, Any]) -> Iterator[str]:
-    yield f"Exported from `{facts['from']}`; started from `{recipe.model.path or 'a model not named'}`."
+def _making(recipe: Recipe, source: str) -> dict[str, Any] | None:
+    """The manifest of the stage of this run folder that wrote `source`; None where none did, or its is not
+    there.
+    """
+    folder = Path(source).resolve().parent
+    return manifest.read(folder) if folder.parent == Path(recipe.out).resolve() else None
+
+
+def _made(recipe: Recipe, making: Mapping[str, Any]) -> Iterator[str]:
+    """With what it was made: not with what it is exported."""
+    yield from _data(recipe)
+    yield "## Recipe\n"
+    yield "What differs from the defaults.\n"
+    yield f"```json\n{json.dumps(_changed(making['recipe'], resolved(Recipe())), indent=2)}\n```\n"
+    yield "## Versions\n"
+    yield from _table(("package", "version"), list(making["versions"].items()))
+
+
+def _origin(making: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> Iterator[str]:
+    if making is None:
+        yield f"Exported from `{facts['from']}`. Nothing is known of its making."
+    else:
+        start = making["recipe"]["model"]["path"] or "a model not named"
+        yield f"Exported from `{facts['from']}`; started from `{start}`."
     if "base" in facts:
         yield f"These are adapters alone; their base is `{facts['base']}`."
     if "dtype" in facts:
@@ -88,8 +105,11 @@ def _gate(gate: Mapping[str, Any]) -> Iterator[str]:
 def _evaluation(found: Mapping[str, Any] | None) -> Iterator[str]:
     if found is None:
         return
-    low, high = found["lift_ci95"]
     yield "## Evaluation\n"
+    if "off_policy" in found:
+        yield from _by_stored_rows(found["off_policy"])
+        return
+    low, high = found["lift_ci95"]
     yield (
         f"Greedy answers to {found['n']} prompts that training has not seen, judged by "
         f"{', '.join(found['reward'])}: lift {found['lift']:+.4g}, 95 % [{low:+.4g}, {high:+.4g}], "
@@ -117,6 +137,30 @@ def _evaluation(found: Mapping[str, Any] | None) -> Iterator[str]:
     )
 
 
+def _by_stored_rows(found: Mapping[str, Any]) -> Iterator[str]:
+    """What was estimated without generating, and why it is not to be trusted where it is not."""
+    name, sides = found["reported"], {"start": found["before"], "this model": found["after"]}
+    yield (
+        f"Nothing was generated: estimates ({name}) by {found['rows']} stored answers to {found['prompts']} "
+        "prompts that training has not seen.\n"
+    )
+    if found["trust"]:
+        yield "They can be trusted, by what can be seen of it.\n"
+    else:
+        yield "**They are not to be trusted.**\n"
+    rows = [(side, one["estimates"][name], "; ".join(one["reasons"])) for side, one in sides.items()]
+    rows.append(("difference", found["difference"][name], ""))
+    yield from _table(
+        ("", "score", "95 %", "why not to be trusted"),
+        [(side, _number(one["score"]), _ends(one["ci95"]), why) for side, one, why in rows],
+    )
+
+
+def _ends(interval: Sequence[float | None]) -> str:
+    low, high = ("unknown" if end is None else f"{end:+.4g}" for end in interval)
+    return f"[{low}, {high}]"
+
+
 def _curves(folder: Path) -> Iterator[str]:
     """Training's held-out numbers at a few updates."""
     lines = [line for line in read_metrics(folder / "metrics.jsonl") if "val/score" in line]
@@ -131,9 +175,9 @@ def _curves(folder: Path) -> Iterator[str]:
 
 
 def _data(recipe: Recipe) -> Iterator[str]:
-    """Files and models that stages have read, by content."""
+    """Files and models that the stages of this run folder have read, by content."""
     rows = []
-    for stage in recipe.stages:
+    for stage in (stage for stage in manifest.READS if stage != "export"):
         body = manifest.read(paths.stage_dir(recipe, stage)) or {}
         rows += [(stage, f"`{name}`", f"`{digest}`") for name, digest in body.get("inputs", {}).items()]
     if rows:

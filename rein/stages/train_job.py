@@ -229,13 +229,13 @@ class Job:
         return found
 
     def _take_best(self, metrics: Metrics) -> bool:
-        """Keep the actor as the best where its held-out score is no lower than any before.
-
-        Without one, where what it would surely score by the stored rows is, if those can be trusted.
+        """Keep the actor as the best where its held-out score is no lower than any before; where the first
+        best had none, what it would surely score by the stored rows, if those can be trusted.
         """
         name = "val/score" if "val/score" in metrics else "ope/low"
         score, trusted = metrics.get(name), name == "val/score" or bool(metrics.get("ope/trust"))
-        if score is None or not trusted or score < self.best.get(name, -math.inf):
+        other = bool(self.best) and name not in self.best  # of the two kinds, which cannot be compared
+        if score is None or not trusted or other or score < self.best.get(name, -math.inf):
             return False
         kept = {key: metrics[key] for key in (name, KL) if key in metrics}
         self.best = kept | {"number": self.cursor.number}

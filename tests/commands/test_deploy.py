@@ -137,6 +137,55 @@ def test_what_was_changed_after_its_export_is_refused(model: Path, tmp_path: Pat
     assert deploy.current(tmp_path / "srv") is None
 
 
+def test_a_removed_version_is_never_named_again(model: Path, tmp_path: Path) -> None:
+    """Neither by a new version under its name, nor as the one to go back to."""
+    to = tmp_path / "srv"
+    run(model, to)
+    run(model, to)
+    shutil.rmtree(to / "v2")  # current
+    run(model, to)
+    assert deploy.current(to) == "v3"
+    assert json.loads((to / "v3" / deploy.NOTE).read_text())["before"] is None
+    with pytest.raises(ConfigError, match="nothing was current before v3"):
+        run(None, to, rollback=True)
+
+
+def test_going_back_to_itself_is_refused(model: Path, tmp_path: Path) -> None:
+    to = tmp_path / "srv"
+    run(model, to)
+    note = to / "v1" / deploy.NOTE
+    note.write_text(json.dumps(json.loads(note.read_text()) | {"before": "v1"}))
+    with pytest.raises(ConfigError, match="names itself"):
+        run(None, to, rollback=True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"files": None},
+        {"files": []},
+        {"gate": 3},
+        {"gate": {"asked": True, "lines": None}},
+        {"gate": {"asked": True, "lines": [{}]}},
+    ],
+    ids=str,
+)
+def test_a_malformed_note_is_said(body: object, model: Path, tmp_path: Path) -> None:
+    to = tmp_path / "srv"
+    run(model, to)
+    run(model, to)
+    (model / "rein_export.json").write_text(json.dumps(body))
+    with pytest.raises(CheckpointError, match=r"rein_export.json: is not as export writes it"):
+        run(model, to)
+    (to / "v1" / deploy.NOTE).write_text(json.dumps(body))
+    first, second = run(None, to, listed=True)
+    assert first.startswith("v1  ")
+    assert ("gate: not readable" in first) == ("gate" in str(body))
+    assert second.endswith("<- current")
+    (to / "v1" / deploy.NOTE).write_text("[")
+    assert "cannot be read" in run(None, to, listed=True)[0]
+
+
 def test_one_deploy_at_a_time(model: Path, tmp_path: Path) -> None:
     to = tmp_path / "srv"
     run(model, to)

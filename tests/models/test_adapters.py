@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rein.config.load import load
 from rein.errors import CheckpointError, ConfigError
 from rein.models.actor import load_actor
+from rein.models.critic import load_critic
+from rein.models.save import cast_folder
 from rein.models.tiny import make_tiny
 from rein.stages import export, pipeline
 from rein.stages.export_check import logits
@@ -142,9 +144,61 @@ def test_adapters_alone_are_a_folder_that_peft_loads(base: str, tmp_path: Path) 
     assert not (folder / "model.safetensors").exists()
     from peft import AutoPeftModelForCausalLM
 
-    assert torch.equal(logits(AutoPeftModelForCausalLM.from_pretrained(folder).eval()), unfused)
+    again = logits(AutoPeftModelForCausalLM.from_pretrained(folder).eval())
+    assert torch.allclose(again, unfused, atol=1e-6)  # loading ours may choose quicker products
     with pytest.raises(ConfigError, match="keeps no adapters"):
         exported(Path(base), base, tmp_path / "none", "export.adapter_only=true")
+
+
+@pytest.mark.parametrize("targets", [ATTENTION, [*ATTENTION, "lm_head", "embed_tokens"]], ids=str)
+@pytest.mark.parametrize("alone", ["true", "false"])
+def test_a_tokenizer_may_have_ids_without_a_row(
+    alone: str, targets: list[str], base: str, tmp_path: Path
+) -> None:
+    adapted(base, tmp_path / "adapter", target_modules=targets)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    facts = exported(tmp_path / "adapter", base, tmp_path / "run", f"export.adapter_only={alone}")
+    assert facts["fused_difference"] <= 1e-4
+
+
+def test_nothing_but_an_earlier_export_is_replaced(tiny_lm: str, tmp_path: Path) -> None:
+    base, source, to = tmp_path / "base", tmp_path / "adapter", tmp_path / "to"
+    shutil.copytree(tiny_lm, base)
+    adapted(str(base), source, target_modules=ATTENTION)
+    (tmp_path / "link").symlink_to(to)
+    shutil.copytree(tiny_lm, tmp_path / "mine")
+    for target, why in (
+        (base, "is the base of what is exported"),
+        (source, "is what is exported"),
+        (tmp_path / "link", "is a link"),
+        (tmp_path / "mine", "holds other things than an earlier export"),
+    ):
+        held = {file.name: file.read_bytes() for file in target.iterdir()} if target.exists() else {}
+        with pytest.raises(ConfigError, match=why):
+            exported(source, str(base), tmp_path / "run", f"export.to={target}")
+        assert held == ({file.name: file.read_bytes() for file in target.iterdir()} if held else {})
+    to.mkdir()
+    for _ in range(2):  # an empty folder, then the earlier export
+        exported(source, str(base), tmp_path / "run", f"export.to={to}")
+    with pytest.raises(ConfigError, match="is what is exported"):
+        exported(to, str(base), tmp_path / "run", f"export.to={to}")
+
+
+def test_a_full_disk_while_rounding_is_said(tiny_lm: str, tmp_path: Path, full_disk: Any) -> None:
+    shutil.copytree(tiny_lm, tmp_path / "half")
+    with full_disk(1000), pytest.raises(CheckpointError, match=r"cannot be written .*free space"):
+        cast_folder(tmp_path / "half", torch.bfloat16)
+
+
+def test_adapters_in_no_safetensors_file_are_not_exported_alone(tiny_lm: str, tmp_path: Path) -> None:
+    adapted(tiny_lm, tmp_path / "adapter", target_modules=ATTENTION)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    torch.save(load_file(file), file.with_suffix(".bin"))
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"has no adapter_model.safetensors; save"):
+        exported(tmp_path / "adapter", tiny_lm, tmp_path / "run", "export.adapter_only=true")
 
 
 def test_training_keeps_its_adapters_beside_the_fused_weights(base: str, tmp_path: Path) -> None:
@@ -172,11 +226,36 @@ def test_weights_that_are_not_the_fused_ones_are_not_exported(base: str, tmp_pat
     assert not (tmp_path / "run" / "export" / "model").exists()
 
 
+def renamed(name: str) -> str:
+    return name.replace("base_model.model.", "base_model.model._orig_mod.")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: {renamed(name): tensor for name, tensor in tensors.items()},
+        lambda tensors: {name: tensor for name, tensor in tensors.items() if "layers.0" not in name},
+        lambda tensors: tensors | {renamed(name): tensor.clone() for name, tensor in tensors.items()},
+    ],
+    ids=["renamed", "lacking", "more"],
+)
+def test_adapters_that_do_not_load_are_an_error(change: Any, tiny_lm: str, tmp_path: Path) -> None:
+    adapted(tiny_lm, tmp_path / "adapter", target_modules="all-linear")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    load_actor(str(tmp_path / "adapter"))
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"adapters do not fit .* first .*lora_"):
+        load_actor(str(tmp_path / "adapter"))
+
+
+def test_a_critic_starts_from_adapters_on_a_policys_head(tiny_lm: str, tmp_path: Path) -> None:
+    adapted(tiny_lm, tmp_path / "adapter", target_modules=[*ATTENTION, "lm_head"], task_type=None)
+    load_critic(str(tmp_path / "adapter"))
+
+
 @pytest.mark.parametrize("kind", ["critic", "reward"])
 def test_critic_and_reward_model_are_exported_too(kind: str, base: str, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
-
-    from rein.models.critic import load_critic
 
     critic = load_critic(base)
     torch.nn.init.normal_(critic.model.score.weight, generator=torch.Generator().manual_seed(0))

@@ -9,13 +9,14 @@ import torch
 from rows_made import own_log_probs, random_trajectories
 from training_made import moved, recipe
 
-from rein.config.recipe import Recipe
+from rein.config.recipe import Export, Recipe
 from rein.data.parquet import write_rows
 from rein.data.schemas import TRAJECTORIES, trajectory_row
 from rein.errors import DataError
 from rein.models.actor import load_actor
-from rein.stages import evaluate, train
+from rein.stages import evaluate, pipeline, train
 from rein.stages.off_policy_evaluation import stored
+from rein.stages.train_job import Job
 from rein.tracking.console import Console
 from rein.tracking.jsonl import read_metrics
 from rein.types import Trajectory
@@ -62,7 +63,8 @@ def test_evaluate_without_generating(tiny_lm: str, tmp_path: Path) -> None:
     moved(other.model, 3, size=1.0)
     other.save(tmp_path / "other")
     some = stored_recipe(tiny_lm, tmp_path, evaluate={"before": tiny_lm, "after": str(tmp_path / "other")})
-    facts = evaluate.run(some, QUIET)
+    pipeline.run_stage("evaluate", some, QUIET)
+    facts = json.loads((tmp_path / "run" / "evaluate" / "manifest.json").read_text())
     written = json.loads((tmp_path / "run" / "evaluate" / "evaluation.json").read_text())
     found = written["off_policy"]
     assert written["generated"] is False
@@ -77,6 +79,12 @@ def test_evaluate_without_generating(tiny_lm: str, tmp_path: Path) -> None:
     assert not after["trust"]
     assert after["reasons"]
     assert not found["trust"]
+    exported = some.model_copy(update={"export": Export(path=str(tmp_path / "other"), force=True)})
+    pipeline.run_stage("export", exported, QUIET)
+    card = (tmp_path / "run" / "export" / "model" / "README.md").read_text()
+    assert f"{PROMPTS // 2 * ANSWERS} stored answers to {PROMPTS // 2} prompts" in card
+    assert "**They are not to be trusted.**" in card
+    assert after["reasons"][0] in card
     gap = found["difference"]["control_variate"]
     sides = [side["estimates"]["control_variate"]["score"] for side in (before, after)]
     assert gap["score"] == pytest.approx(sides[1] - sides[0])
@@ -96,6 +104,16 @@ def test_training_keeps_the_best_by_its_lower_end(tiny_lm: str, tmp_path: Path) 
     for line in judged:
         assert line["ope/low"] < line["ope/score"] < line["ope/high"]
         assert 0 < line["ope/ess"] <= PROMPTS // 2 * ANSWERS + 1e-6
+
+
+@pytest.mark.parametrize("first", ["val/score", "ope/low"])
+def test_a_best_of_one_kind_is_not_held_against_another(first: str) -> None:
+    """Nothing is saved, or this job, which has no more than its best, would fail."""
+    job = Job.__new__(Job)
+    job.best = {first: 0.5, "number": 3}
+    other = {"val/score": {"ope/low": 0.9, "ope/trust": 1.0}, "ope/low": {"val/score": 0.9}}
+    assert not job._take_best(other[first])
+    assert job.best == {first: 0.5, "number": 3}
 
 
 def test_rows_that_cannot_be_weighed(tiny_lm: str, tmp_path: Path) -> None:

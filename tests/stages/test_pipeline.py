@@ -194,6 +194,25 @@ def test_what_is_forced_is_recorded_in_manifest_and_card(tiny: Path, data: Path,
     assert "KL to the start" in card
 
 
+def test_the_card_tells_of_the_making_not_of_the_exporting(tiny: Path, data: Path, done: Path) -> None:
+    best = done / "train" / "best"
+    words = [f"out={done}", f"export.path={best}", f"export.to={done}/card", "seed=5", "gate.enable=false"]
+    pipeline.run_stage("export", load(None, words)[0], Said())
+    card = (done / "card" / "README.md").read_text()
+    assert f"started from `{tiny}`" in card
+    assert '"marker": "#"' in card
+    assert '"seed": 5' not in card
+    for stage in ("sft", "score", "train", "evaluate"):
+        for digest in json.loads((done / stage / "manifest.json").read_text())["inputs"].values():
+            assert digest in card
+    words = [f"out={done}/elsewhere", f"model.path={tiny}", f"export.path={best}"]
+    pipeline.run_stage("export", load(None, words)[0], Said())
+    card = (done / "elsewhere" / "export" / "model" / "README.md").read_text()
+    assert "Nothing is known of its making." in card
+    assert "## Recipe" not in card
+    assert "started from" not in card
+
+
 def test_a_gate_that_passes_lets_the_same_run_export(tiny: Path, data: Path, done: Path) -> None:
     off = ("min_lift_low", "min_prompts", "max_kl", "max_length_ratio", "max_format_drop", "max_repetition")
     words = ("gate.enable=true", *(f"gate.{name}=null" for name in off))
