@@ -181,7 +181,7 @@ def _stated(actor: Actor, body: dict[str, Any], found: Completion, kind: str) ->
 
 @contextmanager
 def serving(actor: Actor, manner: Manner | None = None) -> Iterator[Server]:
-    server = Server(actor, manner or Manner())
+    server, before = Server(actor, manner or Manner()), set(threading.enumerate())
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -190,3 +190,5 @@ def serving(actor: Actor, manner: Manner | None = None) -> Iterator[Server]:
         server.shutdown()
         thread.join()
         server.server_close()
+        for late in set(threading.enumerate()) - before:  # what still decodes would count with the next test
+            late.join(10)

@@ -305,7 +305,7 @@ def test_a_snapshot_of_another_version_is_named_as_such(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{}", "is no state of Rein's"),
-        ('{"version": 4}', "is no state of Rein's"),
+        ('{"version": 4}', "version 4 is not 6"),
         ("[4]", "is no state of Rein's"),
         ("4", "is no state of Rein's"),
         ("", "damaged"),

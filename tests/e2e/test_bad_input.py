@@ -53,7 +53,7 @@ def rejected(out: Path) -> list[dict[str, str]]:
     [
         (
             {"learning_rate": 1e-6},
-            "recipe.yaml line 42: learning_rate is unknown; did you mean actor.optim.lr?",
+            "recipe.yaml line 44: learning_rate is unknown; did you mean actor.optim.lr?",
         ),
         ({"actor": {"lr": 1e-6}}, "actor.lr is unknown; did you mean actor.optim.lr?"),
         ({"trainer": {"ppo_epochs": 2}}, "trainer.ppo_epochs is unknown; did you mean actor.ppo_epochs?"),

@@ -143,7 +143,7 @@ def test_the_same_command_after_the_server_died_does_what_is_missing(policy: Act
         )  # fmt: skip
         facts = rollout.run(later, Console(quiet=True))
         assert facts["shards"] == {"found": 2, "computed": 3}
-        assert sorted(asked(server)) == sorted(every[32:])
+        assert set(asked(server)) == set(every[32:])  # a request of before may still come in
     assert written(whole).drop_columns("behavior_log_probs") == expected.drop_columns("behavior_log_probs")
     assert not Path(whole.out, "rollout", "shards").exists()
 

@@ -298,10 +298,14 @@ def test_rewards_clipped_in_the_critic_s_fit_are_clipped_from_the_next_mini_batc
 # the run is left
 
 
+NO_ROUNDS = (
+    "asks for fresh rollouts, and this recipe cannot have them scored (score among its stages) or written "
+    "(rollout.engine hf or vllm); the same command goes on with the rows it has"
+)
 WORDS = {
     "pause": "paused; read journal.jsonl, then go on with the same command",
     "stop": "stopped; the state before is saved",
-    "refresh": "asks for fresh rollouts (rein rollout with train's last, score, train again)",
+    "refresh": NO_ROUNDS,
 }
 
 
