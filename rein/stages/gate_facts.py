@@ -68,6 +68,13 @@ def refuse(found: Passage, source: str) -> GateFailed | None:
     return GateFailed(f"{source}: did not pass the gate: {reasons}")
 
 
+def refuse_run(recipe: Recipe, console: Console) -> GateFailed | None:
+    """What the gate says of a run that exports nothing; an error only where it was asked for."""
+    after = recipe.evaluate.after or paths.trained_actor(recipe)
+    failed = refuse(pass_gate(recipe, after, console), after)
+    return failed if recipe.gate.enable and not recipe.export.force else None
+
+
 def evaluation_of(recipe: Recipe, source: str) -> dict[str, Any] | None:
     """evaluation.json where it judged what lies at `source` now as the recipe asks; else None.
 

@@ -69,7 +69,7 @@ def _run(recipe: Recipe, console: Console) -> dict[str, Any]:
             _summarize(recipe, time.monotonic() - started + skipped)
     summary = _summarize(recipe, time.monotonic() - started + skipped)
     if "evaluate" in recipe.stages and "export" not in recipe.stages:
-        refused = _gate(recipe, console)
+        refused = gate_facts.refuse_run(recipe, console)
     if refused is not None:
         raise refused
     inputs = [str(paths.stage_dir(recipe, stage) / manifest.NAME) for stage in recipe.stages]
@@ -99,7 +99,7 @@ def _unless_done(stage: str, recipe: Recipe, console: Console) -> float:
 
 def _train(stage: str, recipe: Recipe, console: Console) -> float:
     """Train; where it asks for fresh rollouts make them, score them and go on, as often as it asks."""
-    if recipe.resume == "never" and _done_before(rounds.training(recipe), stage) is None:
+    if recipe.resume == "never" and not _stands(recipe):
         rounds.clear(recipe)
     while True:
         rounds.refuse_others(recipe)
@@ -118,11 +118,13 @@ def _train(stage: str, recipe: Recipe, console: Console) -> float:
         free_models()  # what training held goes with the error, before others are opened
 
 
-def _gate(recipe: Recipe, console: Console) -> GateFailed | None:
-    """What the gate says of a run that exports nothing; an error only where it was asked for."""
-    after = recipe.evaluate.after or paths.trained_actor(recipe)
-    failed = gate_facts.refuse(gate_facts.pass_gate(recipe, after, console), after)
-    return failed if recipe.gate.enable and not recipe.export.force else None
+def _stands(recipe: Recipe) -> bool:
+    """Whether the training that is here is the recipe's, and done."""
+    try:
+        rounds.refuse_others(recipe)
+        return _done_before(rounds.training(recipe), "train") is not None
+    except CheckpointError:
+        return False
 
 
 def run_stage(stage: str, recipe: Recipe, console: Console) -> dict[str, Any]:

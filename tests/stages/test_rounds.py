@@ -276,6 +276,11 @@ def test_lost_snapshots_and_a_broken_round_are_named(tiny: Path, data: Path, tmp
     (folder / "round.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"round\.json: cannot be read.*resume=never"):
         run(recipe)
+    run(recipe.model_copy(update={"resume": "never"}))
+    assert rounds.current(recipe).number == 3
+    hotter = recipe.rollout.model_copy(update={"top_p": 0.9})
+    run(recipe.model_copy(update={"resume": "never", "rollout": hotter}))
+    assert {row["top_p"] for number in (0, 3) for row in rows_of(Path(recipe.out), number)} == {0.9}
 
 
 @pytest.mark.long
