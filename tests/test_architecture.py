@@ -25,6 +25,7 @@ LAYERS: dict[str, int] = {
     "sharing": 2,
     "sharded": 2,
     "jail": 2,
+    "matmul": 2,
     **dict.fromkeys(("data", "models", "engines", "rewards", "guards", "tracking", "report", "runtime"), 3),
     **dict.fromkeys(
         ("experience", "learner", "validator", "remedies", "snapshots", "journal", "manifest"), 4

@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from rein.engines.kv_cache import Cache
 from rein.engines.kv_store import Store
 from rein.engines.laid_out import Product, lays_out, product_of
+from rein.matmul import matmul_precision
 
 CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
@@ -131,9 +132,10 @@ class Fused:
             for end, length, (store, row) in zip(ends, lengths, targets, strict=True):
                 q, k, v = (t[end - length : end].transpose(0, 1).unsqueeze(0) for t in (query, key, value))
                 store.put(number, row, k[0], v[0])
-                part = scaled_dot_product_attention(
-                    q, k, v, is_causal=True, scale=self.scaling, enable_gqa=self.groups > 1
-                )
+                with matmul_precision("highest"):
+                    part = scaled_dot_product_attention(
+                        q, k, v, is_causal=True, scale=self.scaling, enable_gqa=self.groups > 1
+                    )
                 parts.append(part[0].transpose(0, 1))
             return torch.cat(parts).flatten(1)
 

@@ -21,6 +21,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
 from rein.errors import ConfigError
+from rein.matmul import matmul_precision
 from rein.models import elementwise
 from rein.models.packing import Group, Layout
 from rein.models.varlen import kernel_for
@@ -34,8 +35,19 @@ NAMES = {
     "flex_attention": f"{NAME}_fx",
     "sdpa": f"{NAME}_blocks",
 }
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_aten = torch.ops.aten
+
+
+def _flash(*tensors: Tensor, causal: bool, scale: float | None) -> Any:
+    """o and the log of the softmax's sum, of query, key and value; its tiles are small."""
+    with matmul_precision("highest"):
+        return _aten._scaled_dot_product_flash_attention_for_cpu(*tensors, 0.0, causal, scale=scale)
+
+
+def _flash_backward(*tensors: Tensor, causal: bool, scale: float | None) -> Any:
+    """Gradients of query, key and value, given the gradient, these three, o and the log-sum."""
+    with matmul_precision("highest"):
+        return _aten._scaled_dot_product_flash_attention_for_cpu_backward(*tensors, 0.0, causal, scale=scale)
 
 
 def can_share(config: Any, device: torch.device) -> bool:
@@ -137,15 +149,13 @@ class _Segments(torch.autograd.Function):
         sums = query.new_empty(query.shape[:2], dtype=wide)  # [N, H]
         for group in layout.groups:
             cut = slice(group.start, group.stop)
-            found, log_sum = _flash(
-                *(_block(t[cut], group) for t in (query, key, value)), 0.0, True, scale=scaling
-            )
+            blocks = (_block(t[cut], group) for t in (query, key, value))
+            found, log_sum = _flash(*blocks, causal=True, scale=scaling)
             out[cut], sums[cut] = _flat(found, group), _flat(log_sum, group)
         for prompt in layout.prompts:
             own, keys = slice(prompt.own_start, prompt.own_stop), slice(prompt.start, prompt.stop)
-            found, log_sum = _flash(
-                *(_row(t) for t in (query[own], key[keys], value[keys])), 0.0, False, scale=scaling
-            )
+            rows = (_row(t) for t in (query[own], key[keys], value[keys]))
+            found, log_sum = _flash(*rows, causal=False, scale=scaling)
             other = log_sum[0].transpose(0, 1)
             share = torch.sigmoid(other - sums[own]).unsqueeze(-1)  # of the prompt
             sums[own] = torch.logaddexp(sums[own], other)
@@ -163,18 +173,14 @@ class _Segments(torch.autograd.Function):
         grads = [t.new_empty(t.shape) for t in (query, key, value)]
         for group in ctx.layout.groups:
             cut = slice(group.start, group.stop)
-            found = _flash_backward(
-                *(_block(t[cut], group) for t in (grad, query, key, value, out, sums)),
-                0.0,
-                True,
-                scale=ctx.scaling,
-            )
+            some = (_block(t[cut], group) for t in (grad, query, key, value, out, sums))
+            found = _flash_backward(*some, causal=True, scale=ctx.scaling)
             for whole, part in zip(grads, found, strict=True):
                 whole[cut] = _flat(part, group)
         for prompt in ctx.layout.prompts:
             own, keys = slice(prompt.own_start, prompt.own_stop), slice(prompt.start, prompt.stop)
-            some = (grad[own], query[own], key[keys], value[keys], out[own], sums[own])
-            found = _flash_backward(*(_row(t) for t in some), 0.0, False, scale=ctx.scaling)
+            parts = (grad[own], query[own], key[keys], value[keys], out[own], sums[own])
+            found = _flash_backward(*(_row(t) for t in parts), causal=False, scale=ctx.scaling)
             for whole, cut, part in zip(grads, (own, keys, keys), found, strict=True):
                 whole[cut] += part[0].transpose(0, 1)
         if cos is not None:
@@ -200,14 +206,9 @@ def _attend(
         distance = torch.arange(group.length, device=query.device)
         gap = distance[:, None] - distance[None, :]
         mask = (gap >= 0) & (gap < window)
+    grouped = q.shape[1] != k.shape[1]
     out = scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=q.shape[1] != k.shape[1],
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
     )
     return _flat(out, group)
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from rein.matmul import matmul_precision
 from rein.models.forwards import product_of
-from rein.models.precision import matmul_precision
 from rein.models.products import Product, Wide
 
 TILE = 2**22  # entries that a CPU's caches hold

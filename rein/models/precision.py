@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from rein.matmul import matmul_precision
 from rein.models.forwards import sum_in_place
 from rein.models.products import Half, Plain, Product, Split, Wide, pays
 
@@ -39,17 +40,6 @@ def medium_is_float32() -> bool:
     with matmul_precision("medium"):
         found = linear(x, weight)
     return bool((found.double() - true).norm() < FLOAT32_ERROR * true.norm())
-
-
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """Inside, float32 matrix products of this process are of this precision."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def quickest_float32(device: str = "cpu") -> None:
