@@ -28,7 +28,7 @@ from rein.config.recipe import Recipe
 NAME = "manifest.json"
 VERSION = 1
 PACKAGES = ("torch", "transformers", "numpy", "pyarrow")
-WHOLE_UP_TO = 64 * 2**20  # bytes; of larger files size, time and a sample are hashed
+WHOLE_UP_TO = 8 * 2**30  # bytes; of larger files size, time and a sample are hashed: their copies are others
 SAMPLES, SAMPLE_BYTES = 64, 2**14
 
 # The sections and keys of a recipe that change what a stage writes. `seed` counts everywhere; `out`,

@@ -1,5 +1,6 @@
-"""The files of a Hugging Face model folder, without transformers: settings, ids that end answers, modes."""
+"""A Hugging Face model folder without transformers: settings, ids that end answers, modes, the hash of it."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -97,3 +98,13 @@ def dtype_of(folder: Path) -> str:
     config = read_json(folder / "config.json")
     found = config.get("dtype", config.get("torch_dtype"))
     return found if isinstance(found, str) else "float32"
+
+
+def weights_hash(folder: Path) -> str:
+    """Content of a model folder's weights, configuration and tokenizer."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".safetensors", ".json", ".jinja"):
+            with path.open("rb") as file:
+                digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

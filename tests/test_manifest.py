@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,15 @@ def test_a_pattern_is_the_files_it_matches(tmp_path: Path) -> None:
     before = manifest.hash_input(pattern)
     (tmp_path / "p-2.parquet").write_text("more")
     assert manifest.hash_input(pattern) != before
+
+
+def test_a_copy_of_a_models_weights_is_the_same_whenever_it_was_made(tmp_path: Path) -> None:
+    """A run folder that was copied keeps what was judged of its models."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "weights").write_bytes(os.urandom(2**20) * 80)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    os.utime(tmp_path / "copy" / "weights", ns=(0, 0))
+    assert manifest.hash_input(str(tmp_path / "copy")) == manifest.hash_input(str(tmp_path / "run"))
 
 
 def test_a_large_file_is_sampled_and_still_told_apart(

@@ -7,7 +7,6 @@ Dropout is off in every model: ratios of PPO must start at 1.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -217,16 +216,6 @@ def _has_score_head(path: str) -> bool:
     if adapter.exists():
         return bool(read_json(adapter).get("task_type") == "SEQ_CLS")
     return "SequenceClassification" in str(read_json(Path(path) / "config.json").get("architectures"))
-
-
-def weights_hash(folder: Path) -> str:
-    """Content of a model folder's weights, configuration and tokenizer."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".safetensors", ".json", ".jinja"):
-            with path.open("rb") as file:
-                digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
 
 
 def trunk_of(model: Any) -> Any:

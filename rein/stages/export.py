@@ -18,11 +18,11 @@ from rein.config import paths
 from rein.config.recipe import Recipe
 from rein.drafts import draft_of, replace_folder
 from rein.errors import CheckpointError, ConfigError, GateFailed
-from rein.model_files import EXPORT, dtype_of, read_json, write_object
+from rein.model_files import EXPORT, dtype_of, read_json, weights_hash, write_object
 from rein.models.actor import load_actor
 from rein.models.adapters import CONFIG, WEIGHTS, adapters_in, base_named
 from rein.models.critic import load_critic
-from rein.models.load import DTYPES, load_tokenizer, model_folder, weights_hash
+from rein.models.load import DTYPES, load_tokenizer, model_folder
 from rein.models.reward_model import load_reward_model
 from rein.models.save import TORCH_DTYPES, cast_folder
 from rein.stages import export_check as check

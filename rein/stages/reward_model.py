@@ -21,7 +21,8 @@ from rein.data.split import holdout
 from rein.data.tokenize import Encoder
 from rein.errors import ConfigError
 from rein.functional.preferences import bradley_terry_loss, pair_statistics
-from rein.models.load import load_tokenizer, stop_ids, weights_hash
+from rein.model_files import weights_hash
+from rein.models.load import load_tokenizer, stop_ids
 from rein.models.reward_model import RewardModel, load_reward_model
 from rein.protocols import Mesh
 from rein.runtime.seeding import derive

@@ -21,8 +21,8 @@ from rein.errors import ConfigError
 from rein.experience import padded
 from rein.functional.losses.aggregate import aggregate
 from rein.functional.losses.imitation import negative_log_likelihood
+from rein.model_files import weights_hash
 from rein.models.actor import Actor, load_actor
-from rein.models.load import weights_hash
 from rein.protocols import Mesh
 from rein.runtime.seeding import derive
 from rein.runtime.single import SINGLE

@@ -20,9 +20,9 @@ from rein.data.loader import load_prompts, rejects_kept, write_rejects
 from rein.data.tokenize import Encoder
 from rein.errors import CheckpointError, DataError
 from rein.experience import ExperienceMaker
+from rein.model_files import weights_hash
 from rein.models.actor import Actor, load_actor
 from rein.models.critic import Critic, critic_on, load_critic
-from rein.models.load import weights_hash
 from rein.models.reference import Reference
 from rein.probe import PROBE_ROWS
 from rein.rewards import build, uses_model

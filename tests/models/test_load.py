@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from rein.drafts import replace_folder
 from rein.errors import CheckpointError, ConfigError
+from rein.model_files import weights_hash
 from rein.models.actor import load_actor
 from rein.models.critic import load_critic
 from rein.models.load import (
@@ -22,7 +23,6 @@ from rein.models.load import (
     load_tokenizer,
     model_folder,
     stop_ids,
-    weights_hash,
 )
 from rein.models.tiny import tiny_tokenizer
 
