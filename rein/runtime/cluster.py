@@ -31,6 +31,9 @@ QUIET = {
 OBJECTS = 2**30  # bytes of shared memory for what moves between processes of a cluster started here
 HEARD = 10.0  # seconds within which the machine of a cluster answers
 FULL = 60.0  # seconds that a run waits for what others hold, or for a lost machine's replacement
+# What opens HTTP/2 (RFC 9113, 3.4 and 6.5): its server answers with a frame of the same kind, settings.
+SETTINGS = b"\x04"
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS + bytes(5)
 Bundle = Mapping[str, float]  # of resources on one machine: {"CPU": 2.0}
 
 
@@ -81,10 +84,18 @@ def _own_folder() -> Iterator[str]:
 
 
 def _call(address: str) -> None:
-    """Raise OSError where nobody listens at HOST:PORT: Ray tries for minutes, silent, and hears no Ctrl-C."""
+    """Raise OSError where no gRPC server answers at HOST:PORT: Ray tries for minutes, silent, and hears no
+    Ctrl-C.
+    """
     host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "/" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=HEARD).close()
+    if not host or not port.isdigit() or "/" in host:
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=HEARD) as peer:
+        if os.environ.get("RAY_USE_TLS", "0") not in ("1", "true", "True"):
+            peer.settimeout(HEARD)
+            peer.sendall(HELLO)
+            if peer.recv(9)[3:4] != SETTINGS:
+                raise OSError("what listens there is not Ray")
 
 
 def _start(ray: Any, address: str | None, folder: str | None) -> None:
