@@ -6,7 +6,6 @@ Knows which sections of a recipe each stage reads; knows nothing of what the sta
 
 from __future__ import annotations
 
-import functools
 import glob
 import hashlib
 import json
@@ -24,12 +23,11 @@ from rein import __version__
 from rein.config.load import resolved, write_json
 from rein.config.paths import PLACES
 from rein.config.recipe import Recipe
+from rein.hashing import hash_all, hash_file
 
 NAME = "manifest.json"
 VERSION = 1
 PACKAGES = ("torch", "transformers", "numpy", "pyarrow")
-WHOLE_UP_TO = 8 * 2**30  # bytes; of larger files size, time and a sample are hashed: their copies are others
-SAMPLES, SAMPLE_BYTES = 64, 2**14
 
 # The sections and keys of a recipe that change what a stage writes. `seed` counts everywhere; `out`,
 # `threads`, `resume`, `cache` and where it is run (`runtime`, `nproc`, `nnodes`, `restarts`, `fsdp`, `ray`,
@@ -163,52 +161,19 @@ def hash_input(name: str) -> str:
     """sha256 of a file, or of names and hashes of a folder's or pattern's files; else `absent`."""
     path = Path(name).expanduser()
     if path.is_file():
-        return _hash_file(path)
+        return hash_file(path)
     if path.is_dir():
         files = sorted(
             file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path))
         )
-        return _hash_all([(str(file.relative_to(path)), file) for file in files if file.name != NAME])
+        return hash_all([(str(file.relative_to(path)), file) for file in files if file.name != NAME])
     if any(sign in name for sign in "*?["):
-        return _hash_all([(found, Path(found)) for found in sorted(glob.glob(str(path), recursive=True))])
+        return hash_all([(found, Path(found)) for found in sorted(glob.glob(str(path), recursive=True))])
     return "absent"
-
-
-def _hash_all(files: Sequence[tuple[str, Path]]) -> str:
-    digest = hashlib.sha256()
-    for name, file in files:
-        digest.update(f"{name}\0{_hash_file(file)}\n".encode())
-    return digest.hexdigest()
-
-
-def hash_file(file: Path) -> str:
-    """sha256 of the whole file."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
-
-
-def _hash_file(path: Path) -> str:
-    status = path.stat()
-    return _hash_content(path, status.st_size, status.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=4096)  # several stages read one file
-def _hash_content(path: Path, size: int, mtime_ns: int) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        if size <= WHOLE_UP_TO:
-            while chunk := file.read(2**20):
-                digest.update(chunk)
-            return digest.hexdigest()
-        digest.update(f"{size} {mtime_ns}".encode())
-        for sample in range(SAMPLES):
-            file.seek(sample * (size - SAMPLE_BYTES) // (SAMPLES - 1))
-            digest.update(file.read(SAMPLE_BYTES))
-    return f"sampled-{digest.hexdigest()}"
 
 
 def settings_read(recipe: Recipe, stage: str) -> dict[str, Any]:

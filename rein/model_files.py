@@ -1,12 +1,12 @@
 """A Hugging Face model folder without transformers: settings, ids that end answers, modes, the hash of it."""
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from rein.errors import CheckpointError
+from rein.hashing import hash_all
 
 EXPORT = "rein_export.json"  # in an exported folder: where it comes from, its files by hash, its gate
 TOKENIZER_FILES = ("token", "vocab", "spiece", "sentencepiece", "merges", ".model")  # parts of their names
@@ -102,9 +102,5 @@ def dtype_of(folder: Path) -> str:
 
 def weights_hash(folder: Path) -> str:
     """Content of a model folder's weights, configuration and tokenizer."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".safetensors", ".json", ".jinja"):
-            with path.open("rb") as file:
-                digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    kinds = (".safetensors", ".json", ".jinja")
+    return hash_all((path.name, path) for path in sorted(folder.iterdir()) if path.suffix in kinds)

@@ -26,6 +26,7 @@ LAYERS: dict[str, int] = {
     "sharded": 2,
     "jail": 2,
     "matmul": 2,
+    "hashing": 1,
     **dict.fromkeys(("data", "models", "engines", "rewards", "guards", "tracking", "report", "runtime"), 3),
     **dict.fromkeys(
         ("experience", "learner", "validator", "remedies", "snapshots", "journal", "manifest"), 4

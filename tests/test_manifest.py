@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rein import manifest
+from rein import hashing, manifest
 from rein.config.load import load
 from rein.config.recipe import Recipe
 
@@ -163,7 +163,7 @@ def test_a_copy_of_a_models_weights_is_the_same_whenever_it_was_made(tmp_path: P
 def test_a_large_file_is_sampled_and_still_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest, "WHOLE_UP_TO", 2**20)
+    monkeypatch.setattr(hashing, "WHOLE_UP_TO", 2**20)
     file = tmp_path / "weights"
     file.write_bytes(os.urandom(2**21))
     before = manifest.hash_input(str(file))

@@ -6,13 +6,13 @@ They are the key of what is computed once (data/cache.py).
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from rein.errors import ConfigError
+from rein.hashing import hash_all
 from rein.model_files import TOKENIZER_FILES, read_json
 from rein.models import attention
 from rein.models.load import model_folder
@@ -45,8 +45,8 @@ def model_key(
     settings = [read_json(each / name) for each in folders for name in ("config.json", "adapter_config.json")]
     own_code = [file for each in folders for file in sorted(each.glob("*.py"))]
     return {
-        "weights": _hash_all(weights),
-        "configuration": _hash_json([_plain(each) for each in settings], _hash_all(own_code)),
+        "weights": _contents(weights),
+        "configuration": _hash_json([_plain(each) for each in settings], _contents(own_code)),
         "tokenizer": _tokenizer(folder),
         "template": _template(folder),
         "numeric path": " ".join(
@@ -64,12 +64,12 @@ def _tokenizer(folder: Path) -> str:
     }
     named = (f for f in sorted(folder.iterdir()) if any(part in f.name for part in TOKENIZER_FILES))
     other = ("tokenizer_config.json", *_TEMPLATE)
-    return _hash_json(config, _hash_all(f for f in named if f.is_file() and f.name not in other))
+    return _hash_json(config, _contents(f for f in named if f.is_file() and f.name not in other))
 
 
 def _template(folder: Path) -> str:
     stored = read_json(folder / "tokenizer_config.json").get("chat_template")
-    return _hash_json(stored, _hash_all(f for name in _TEMPLATE if (f := folder / name).exists()))
+    return _hash_json(stored, _contents(f for name in _TEMPLATE if (f := folder / name).exists()))
 
 
 def _plain(settings: dict[str, object]) -> dict[str, object]:
@@ -80,17 +80,5 @@ def _hash_json(*values: object) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _hash_all(files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        status = file.stat()
-        digest.update(
-            f"{file.name} {_content(file, status.st_ino, status.st_size, status.st_mtime_ns)}\n".encode()
-        )
-    return digest.hexdigest()
-
-
-@functools.lru_cache(maxsize=4096)  # a stage asks about one folder several times
-def _content(file: Path, inode: int, size: int, mtime_ns: int) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+def _contents(files: Iterable[Path]) -> str:
+    return hash_all((file.name, file) for file in files)

@@ -18,6 +18,7 @@ from rein.config import paths
 from rein.config.recipe import Recipe
 from rein.drafts import draft_of, replace_folder
 from rein.errors import CheckpointError, ConfigError, GateFailed
+from rein.hashing import hash_file
 from rein.model_files import EXPORT, dtype_of, read_json, weights_hash, write_object
 from rein.models.actor import load_actor
 from rein.models.adapters import CONFIG, WEIGHTS, adapters_in, base_named
@@ -143,7 +144,7 @@ def _write_stop_ids(draft: Path, actor: Any) -> None:
 def _describe(recipe: Recipe, source: str, draft: Path, facts: Mapping[str, Any]) -> None:
     text = card(recipe, source, facts)
     (draft / "README.md").write_text(text, encoding="utf-8")
-    files = {file.name: manifest.hash_file(file) for file in sorted(draft.iterdir()) if file.is_file()}
+    files = {file.name: hash_file(file, whole=True) for file in sorted(draft.iterdir()) if file.is_file()}
     body = {
         "version": 1,
         **facts,
