@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from results_io import into_readme, table, write
+from results_io import into_page, table, write
 
 from rein import manifest
 from rein.commands import demo
@@ -172,7 +172,7 @@ def report(rows: list[dict[str, Any]], seeds: Sequence[int]) -> None:
                 low, high = found["ci95"]
                 gap = f"{found['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}, paired by problem)"
                 text.append(f"PPO minus {other}: {gap}")
-    into_readme("demo_controls", "\n\n".join(text[1:]))
+    into_page("demo_controls", "\n\n".join(text[1:]))
     kept = [{key: value for key, value in row.items() if key != "problems"} for row in rows]
     write(
         "demo_controls",

@@ -11,7 +11,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import svg
-from results_io import RESULTS, into_readme, table, write
+from results_io import RESULTS, into_page, table, write
 from stability_setups import HEALTHY, RECOVERABLE, SETUPS
 
 NAME, HEALTHY_NAME = "stability", "healthy"
@@ -38,7 +38,7 @@ def report(runs: Sequence[Run], about: str) -> None:
     settings = {"healthy": HEALTHY, "recoverable": RECOVERABLE}
     settings |= {"setups": {name: list(setup.words) for name, setup in SETUPS.items()}}
     write(NAME, settings, runs, "\n\n".join(text))
-    into_readme(NAME, "\n".join(_shares(hostile, gains)))
+    into_page(NAME, "\n".join(_shares(hostile, gains)))
     figure(hostile, mean(gains.values()) if gains else 0.0)
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from results_io import into_readme, table, write
+from results_io import into_page, table, write
 
 RUN = Path(__file__).parent / "update_run.py"
 PRECISIONS = ("exact", "fast")
@@ -186,7 +186,7 @@ def main() -> None:
         text += f"\n\nAgainst a float32 loop over {args.limit} rows, one by one:\n\n"
         text += table(["", "log-probs, max", "mean", "actor's gradients, worst", "critic's"], far)
     if args.peer and not (args.name or args.parts or settings["limit"]):
-        into_readme("update", text.partition("\n\nAgainst")[0])
+        into_page("update", text.partition("\n\nAgainst")[0])
     write(args.name or ("update_parts" if args.parts else "update"), settings, rows, text)
     if args.keep:
         args.keep.unlink(missing_ok=True)
