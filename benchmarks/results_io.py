@@ -40,7 +40,7 @@ def write(name: str, settings: Mapping[str, Any], rows: Sequence[Mapping[str, An
 
 
 def into_page(name: str, text: str) -> None:
-    """Put `text` between the `<!-- name -->` marks of the page that has them, so that its numbers are the script's."""
+    """Put `text` between a page's `<!-- name -->` marks, so that its numbers are the script's."""
     root = Path(__file__).parent.parent
     for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
         before, start, rest = page.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
@@ -48,7 +48,9 @@ def into_page(name: str, text: str) -> None:
             _, end, after = rest.partition(f"<!-- /{name} -->")
             page.write_text(f"{before}{start}{text.strip()}\n{end}{after}", encoding="utf-8")
             return
-    raise SystemExit(f"README.md and docs: none has the marks <!-- {name} -->; write them where the table belongs")
+    raise SystemExit(
+        f"README.md and docs: none has the marks <!-- {name} -->; write them where the table belongs"
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -1,8 +1,8 @@
 """The tables of docs/ that are made from the code: keys, verl's spellings, methods, columns.
 
-`python tests/docs/pages_made.py` writes them between a page's `<!-- name -->` marks; test_pages_made.py holds the
-pages against them. verl's own defaults are those of 0.9.1 (verl_0_9_1.json: keys that Rein reads, from its
-_generated_ppo_trainer.yaml, without those that follow another key).
+`python tests/docs/pages_made.py` writes them between a page's `<!-- name -->` marks; test_pages_made.py holds
+the pages against them. verl's own defaults are those of 0.9.1 (verl_0_9_1.json: keys that Rein reads, from
+its _generated_ppo_trainer.yaml, without those that follow another key).
 """
 
 import ast
@@ -101,7 +101,9 @@ def comments() -> Iterator[tuple[str, str]]:
     yield from _said(recipe_module.Recipe, "", by_class)
 
 
-def _said(model: type[Section], prefix: str, by_class: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str]]:
+def _said(
+    model: type[Section], prefix: str, by_class: Mapping[str, Mapping[str, str]]
+) -> Iterator[tuple[str, str]]:
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
@@ -168,7 +170,11 @@ def instead() -> str:
 
 def not_yet() -> str:
     rows = [
-        [f"`{verl_name(key)}`", ", ".join(code(v) for v in off.values if v is not None) or "`null`", off.feature]
+        [
+            f"`{verl_name(key)}`",
+            ", ".join(code(v) for v in off.values if v is not None) or "`null`",
+            off.feature,
+        ]
         for key, off in NOT_YET.items()
     ]
     rows += [[f"`{verl_name(key)}*`", "off", feature] for key, feature in NOT_YET_SECTIONS.items()]
@@ -181,7 +187,10 @@ def methods() -> str:
         needs = [DATA_NEEDS[need].replace(" in every row", "") for need in sorted(method_needs(name))]
         scores = [] if name in ("bc", "dpo") else ["scores"]
         needed = "what the found method needs" if name == AUTO else ", ".join(scores + needs) or "nothing"
-        sets = " ".join(f"`{key}={'null' if v is None else json.dumps(v).strip(chr(34))}`" for key, v in METHODS[name].items())
+        sets = " ".join(
+            f"`{key}={'null' if v is None else json.dumps(v).strip(chr(34))}`"
+            for key, v in METHODS[name].items()
+        )
         default = " (default)" if name == default_of("algorithm.method") else ""
         rows.append([f"`{name}`{default}", needed, IN_A_WORD[name], sets])
     return table(["method", "needs of the rows", "in a word", "sets"], rows)

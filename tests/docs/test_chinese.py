@@ -1,4 +1,4 @@
-"""The Chinese pages say what the English ones say: the same commands, recipes and numbers, and links both ways."""
+"""The Chinese pages say what the English ones say: commands, recipes, numbers; and link both ways."""
 
 import re
 

@@ -1,8 +1,8 @@
 """Every command of README and docs works: parsed for real here, and run for real where a laptop can (slow).
 
-A page's commands run in order, in one folder that holds what world_made.py makes and the page's recipes. NOT_RUN
-lists what is parsed alone, each with a reason; an entry that no page has any more fails. Every YAML block is a
-recipe.
+A page's commands run in order, in one folder that holds what world_made.py makes and the page's recipes.
+NOT_RUN lists what is parsed alone, each with a reason; an entry that no page has any more fails. Every YAML
+block is a recipe.
 """
 
 import os
@@ -45,7 +45,8 @@ NOT_RUN = {  # what begins so -> why it is parsed alone
 }
 SERVES = ("ui",)  # verbs that serve until they are stopped: parsed alone
 STAND_INS = {  # the same work, less of it
-    "make demo": "rein demo sft.total_steps=60 rollout.max_prompts=320 trainer.total_epochs=1 trainer.critic_warmup=4 "
+    "make demo": "rein demo sft.total_steps=60 rollout.max_prompts=320 trainer.total_epochs=1 "
+    "trainer.critic_warmup=4 "
     "evaluate.max_prompts=60 evaluate.pass_k=2 export.force=true",
     "rein run first.yaml": "rein run first.yaml trainer.total_training_steps=1 evaluate.max_prompts=60 "
     "evaluate.pass_k=2 data.train_batch_size=1024 --force",
@@ -56,7 +57,12 @@ FIRST = {  # what a page takes to be there
         "rein deploy runs/first/export/model --to models/served",
     ),
 }
-OUT_OF_ITS_OWN = ("docs/speed.md", "docs/guards.md", "docs/refresh.md", "docs/which-method.md")  # alternatives
+# Their commands are alternatives, each a run of its own.
+OUT_OF_ITS_OWN = ("docs/speed.md", "docs/guards.md", "docs/refresh.md", "docs/which-method.md")
+LESS = (  # of each of these
+    "trainer.critic_warmup=2 actor.ppo_epochs=1 trainer.val_prompts=16 evaluate.pass_k=0 "
+    "data.train_batch_size=512 actor.ppo_mini_batch_size=128"
+)
 EXITS = {  # besides 0, or instead: the small model need not be better than its start
     "rein run recipe.yaml": {0, 5},
     "rein export recipe.yaml gate.min_score=0.5": {5},
@@ -88,10 +94,12 @@ def test_a_command_is_one(command: Command, here: Path) -> None:
         (here / name).write_text(text)
     words = command.words
     if words[0] == "rein":
-        fails = 2 in EXITS.get(command.text, {0})
-        if fails:
-            with pytest.raises(ConfigError, match=re.escape(command.said.partition(": ")[2])):
+        if 2 in EXITS.get(command.text, {0}):
+            with pytest.raises(ConfigError) as refused:
                 parse(words[1:])
+            meant = re.search(r"did you mean ([\w.]+)\?", str(refused.value))
+            assert meant is not None
+            assert meant[1] in command.said
         else:
             parse(words[1:])
     elif words[0] == "make":
@@ -100,7 +108,9 @@ def test_a_command_is_one(command: Command, here: Path) -> None:
         parse(words[words.index("rein") + 1 :])
     elif words[0] == "pip":
         extras = re.findall(r"rein\[(\w+)\]", command.text)
-        assert set(extras) <= set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+        assert set(extras) <= set(
+            tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        )
     elif "/" in words[0]:
         assert (ROOT / words[0]).is_file(), f"{words[0]} is not there"
     else:
@@ -133,7 +143,9 @@ def test_what_is_not_run_is_there() -> None:
     assert {*FIRST, *OUT_OF_ITS_OWN} <= {command.page for command in ALL}
 
 
-RECIPES = [(name_of(page), i, text) for page in PAGES for i, text in enumerate(blocks(text_of(page), "yaml", "json"))]
+RECIPES = [
+    (name_of(page), i, text) for page in PAGES for i, text in enumerate(blocks(text_of(page), "yaml", "json"))
+]
 
 
 @pytest.mark.parametrize(("page", "i", "text"), RECIPES, ids=[f"{page}-{i}" for page, i, _ in RECIPES])
@@ -175,8 +187,11 @@ RUN = {  # the Chinese pages' commands are the English ones' (test_chinese.py)
 def test_a_pages_commands_run(page: str, world: Path, shell: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "clone"
     shutil.copytree(world, folder, ignore=shutil.ignore_patterns("made", "base"))
-    if not any(c.text.endswith(" trajectories.parquet") for c in RUN[page]):  # else it makes them
-        shutil.copy(world / "scored.parquet", folder / "trajectories.parquet")
+    shutil.copy(world / "scored.parquet", folder / "trajectories.parquet")
+    for command in RUN[page]:
+        if command.text.startswith("rein convert "):  # it makes what it names last
+            made = [word for word in command.words if word.endswith(".parquet")][-1]
+            (folder / made).unlink(missing_ok=True)
     for name, text in recipes_of(ROOT / page).items():
         (folder / name).write_text(text)
     for text in blocks(text_of(ROOT / page), "python"):
@@ -188,11 +203,13 @@ def test_a_pages_commands_run(page: str, world: Path, shell: dict[str, str], tmp
         run(text, {0}, folder, shell)
     for i, command in enumerate(RUN[page]):
         text = STAND_INS.get(command.text, command.text)
-        if page in OUT_OF_ITS_OWN and " out=" not in text:
-            text = f"{text} out=runs/alone{i}"
+        if page in OUT_OF_ITS_OWN:
+            text += f" {LESS}" + ("" if " out=" in text else f" out=runs/alone{i}")
         run(text, EXITS.get(command.text, {0}), folder, shell)
 
 
 def run(text: str, codes: set[int], folder: Path, shell: dict[str, str]) -> None:
-    done = subprocess.run(["bash", "-c", text], cwd=folder, env=shell, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", text], cwd=folder, env=shell, capture_output=True, text=True, check=False
+    )
     assert done.returncode in codes, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"

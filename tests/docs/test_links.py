@@ -46,7 +46,7 @@ def test_keys_in_backticks_exist(page: object) -> None:
         if key.partition(".")[0] not in TOP or key.endswith(FILES):
             continue
         known = key in LEAVES or key in SECTIONS or key in OF_VERL
-        assert known or key in VERLS and "verl" in text_of(page), f"{name_of(page)}: {key} is no key"
+        assert known or (key in VERLS and "verl" in text_of(page)), f"{name_of(page)}: {key} is no key"
 
 
 def test_every_page_is_in_the_index() -> None:

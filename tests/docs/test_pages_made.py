@@ -25,4 +25,6 @@ def test_every_method_is_explained() -> None:
 
 
 def test_verls_defaults_are_of_keys_that_rein_reads() -> None:
-    assert not [key for key in VERL if RENAMED.get(bare(key), bare(key)) not in LEAVES and bare(key) not in FOLLOWS]
+    assert not [
+        key for key in VERL if RENAMED.get(bare(key), bare(key)) not in LEAVES and bare(key) not in FOLLOWS
+    ]

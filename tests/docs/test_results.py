@@ -38,7 +38,12 @@ def units(text: str) -> list[str]:
     for part in re.split(r"\n\s*\n", without_blocks(text)):
         lines = part.splitlines()
         for line in lines:
-            if not found or line.startswith(("|", "- ", "* ", "#")) or re.match(r"\d+\. ", line) or line is lines[0]:
+            if (
+                not found
+                or line.startswith(("|", "- ", "* ", "#"))
+                or re.match(r"\d+\. ", line)
+                or line is lines[0]
+            ):
                 found.append(line)
             else:
                 found[-1] += " " + line
@@ -56,7 +61,9 @@ def test_pages_cite_results() -> None:
 def test_a_decimal_beside_a_cited_result_stands_in_it(page: str, unit: str) -> None:
     cited = CITED.findall(unit)
     there = "".join((RESULTS / f"{name}.md").read_text(encoding="utf-8") for name in cited)
-    there += "".join(shown(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))) for name in cited)
+    there += "".join(
+        shown(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))) for name in cited
+    )
     missing = [number for number in DECIMAL.findall(unit) if number not in there and number not in NO_RESULTS]
     assert not missing, f"{page}: {missing} are not in {cited}: {unit}"
 

@@ -1,4 +1,4 @@
-"""A small real world for the pages' commands: a model that answers sums, its stored answers in several layouts.
+"""A small real world for the pages' commands: a model that answers sums, its stored answers in many layouts.
 
 The model is taught by `rein sft` for a few seconds; answers, log-probs and scores are its own.
 """
@@ -41,7 +41,11 @@ def make(folder: Path) -> Path:
         "stages": ["sft", "rollout", "score"],
         "threads": 1,
         "model": {"path": str(base)},
-        "data": {"train_files": str(folder / "prompts.parquet"), "max_prompt_length": 16, "max_response_length": 16},
+        "data": {
+            "train_files": str(folder / "prompts.parquet"),
+            "max_prompt_length": 16,
+            "max_response_length": 16,
+        },
         "sft": {
             "files": str(folder / "demonstrations.parquet"),
             "batch_size": 64,
