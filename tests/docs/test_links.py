@@ -53,3 +53,17 @@ def test_every_page_is_in_the_index() -> None:
     index = text_of(ROOT / "docs" / "README.md")
     pages = [page.name for page in PAGES if page.parent.name == "docs" and page.name != "README.md"]
     assert not [name for name in pages if f"({name})" not in index and not name.endswith(".zh.md")]
+
+
+METRIC = re.compile(r"`((?:actor|critic|kl|probe|val|ope|rollout_corr|perf|timing_s|training)/[a-z_0-9/]+)`")
+SOURCE = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "rein").rglob("*.py"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=map(name_of, PAGES))
+def test_metrics_in_backticks_are_logged(page: object) -> None:
+    assert isinstance(page, type(ROOT))
+    for metric in METRIC.findall(without_blocks(text_of(page))):
+        group, *names = metric.split("/")
+        tail = names[-1].removeprefix("rollout_is_")
+        written = [f'"{metric}"', f'"{group}/{names[0]}', *(f'"{name}"' for name in (*names, tail))]
+        assert any(text in SOURCE for text in written), f"{name_of(page)}: {metric} is logged nowhere"
