@@ -5,6 +5,7 @@ NOT_RUN lists what is parsed alone, each with a reason; an entry that no page ha
 block is a recipe.
 """
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import world_made
+import yaml
 from docs_read import PAGES, ROOT, Command, blocks, commands, name_of, recipes, text_of
 
 from rein.cli import _parser, _with_values
@@ -45,11 +47,15 @@ NOT_RUN = {  # what begins so -> why it is parsed alone
 }
 SERVES = ("ui",)  # verbs that serve until they are stopped: parsed alone
 STAND_INS = {  # the same work, less of it
-    "make demo": "rein demo sft.total_steps=60 rollout.max_prompts=320 trainer.total_epochs=1 "
-    "trainer.critic_warmup=4 "
-    "evaluate.max_prompts=60 evaluate.pass_k=2 export.force=true",
-    "rein run first.yaml": "rein run first.yaml trainer.total_training_steps=1 evaluate.max_prompts=60 "
-    "evaluate.pass_k=2 data.train_batch_size=1024 --force",
+    "make demo": "rein demo sft.total_steps=40 rollout.max_prompts=200 rollout.n=4 trainer.total_epochs=1 "
+    "data.train_batch_size=512 trainer.critic_warmup=2 evaluate.max_prompts=60 evaluate.pass_k=0 "
+    "export.force=true",
+}
+LESS = {  # of a page's recipe: the same keys otherwise
+    "trainer": {"critic_warmup": 2, "val_prompts": 16},
+    "evaluate": {"pass_k": 2, "max_prompts": 60},
+    "actor": {"ppo_epochs": 1},
+    "data": {"train_batch_size": 512, "max_response_length": 48},
 }
 FIRST = {  # what a page takes to be there
     "docs/evaluate-and-ship.md": (
@@ -59,12 +65,13 @@ FIRST = {  # what a page takes to be there
 }
 # Their commands are alternatives, each a run of its own.
 OUT_OF_ITS_OWN = ("docs/speed.md", "docs/guards.md", "docs/refresh.md", "docs/which-method.md")
-LESS = (  # of each of these
+LESS_WORDS = (
     "trainer.critic_warmup=2 actor.ppo_epochs=1 trainer.val_prompts=16 evaluate.pass_k=0 "
     "data.train_batch_size=512 actor.ppo_mini_batch_size=128"
 )
 EXITS = {  # besides 0, or instead: the small model need not be better than its start
     "rein run recipe.yaml": {0, 5},
+    "rein run first.yaml": {0, 5},
     "rein export recipe.yaml gate.min_score=0.5": {5},
     "rein run first.yaml actor.optim.learning_rate=1e-4": {2},
 }
@@ -193,7 +200,10 @@ def test_a_pages_commands_run(page: str, world: Path, shell: dict[str, str], tmp
             made = [word for word in command.words if word.endswith(".parquet")][-1]
             (folder / made).unlink(missing_ok=True)
     for name, text in recipes_of(ROOT / page).items():
-        (folder / name).write_text(text)
+        recipe = yaml.safe_load(text)
+        for section, keys in LESS.items():
+            recipe[section] = recipe.get(section, {}) | keys
+        (folder / name).write_text(json.dumps(recipe))
     for text in blocks(text_of(ROOT / page), "python"):
         if text.startswith("# my_rules.py"):
             (folder / "my_rules.py").write_text(text)
@@ -204,7 +214,7 @@ def test_a_pages_commands_run(page: str, world: Path, shell: dict[str, str], tmp
     for i, command in enumerate(RUN[page]):
         text = STAND_INS.get(command.text, command.text)
         if page in OUT_OF_ITS_OWN:
-            text += f" {LESS}" + ("" if " out=" in text else f" out=runs/alone{i}")
+            text += f" {LESS_WORDS}" + ("" if " out=" in text else f" out=runs/alone{i}")
         run(text, EXITS.get(command.text, {0}), folder, shell)
 
 
