@@ -106,7 +106,10 @@ class Console:
     def _fail(self, error: Exception) -> None:
         """Plain lines from here on."""
         self._draws, self._live = False, None
-        self.say(f"warning: the live view: {type(error).__name__} ({error}); plain lines from here on")
+        try:
+            self.say(f"warning: the live view: {type(error).__name__} ({error}); plain lines from here on")
+        except (OSError, ValueError):  # a terminal that is gone is no reason to end a run, whose files go on
+            self.quiet = True
 
 
 def printable(text: str) -> str:

@@ -25,7 +25,7 @@ WATCHED = (  # in this order; of the names on a line the first that the run has
     ("perf/throughput",),
 )
 NAMES = {name for names in WATCHED for name in names}
-MOST = 512  # points of a curve; then two neighbours become one
+MOST = 256  # points of a curve; then two neighbours become one
 BLOCKS, ASCII, MARK = "▁▂▃▄▅▆▇█", ".:-=+*#@", "x"
 
 
@@ -83,10 +83,11 @@ class Curves:
 
         The lowest block is the least of the columns, the highest the most.
         """
-        columns = max(min(width, self.number - self.begin), 1)
+        begin, span = self.begin + 1, max(self.number - self.begin, 1)
+        columns = min(width, span)
         found: list[list[float]] = [[] for _ in range(columns)]
         for number, value in list(curve.points):
-            found[self._column(number, columns)].append(value)
+            found[min((number - begin) * columns // span, columns - 1)].append(value)
         means = [sum(values) / len(values) if values else None for values in found]
         known = [mean for mean in means if mean is not None]
         low, high = min(known, default=0.0), max(known, default=0.0)
@@ -97,15 +98,11 @@ class Curves:
                 held = blocks[min(int(share * len(blocks)), len(blocks) - 1)]
             drawn.append(held)
         for after, last in self.undone:
-            gone = range(self._column(after + 1, columns), self._column(last, columns) + 1)
+            gone = range(max(after + 1 - begin, 0) * columns // span, (last - begin) * columns // span + 1)
             for column in gone:
-                if means[column] is None or column == gone[-1]:
+                if column < columns and (means[column] is None or column == gone[-1]):
                     drawn[column] = MARK
         return "".join(drawn)
-
-    def _column(self, number: int, columns: int) -> int:
-        place = (number - self.begin - 1) * columns // max(self.number - self.begin, 1)
-        return min(max(place, 0), columns - 1)
 
     def _roll_back(self, number: int) -> None:
         self.undone.append((number, self.number))

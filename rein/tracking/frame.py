@@ -82,11 +82,10 @@ def _bar(bar: Bar, width: int, look: Look, *, noted: bool) -> list[Part]:
     """What matters most stays where there is no room: name, count, time to go."""
     count, eta = f" {bar.done}/{bar.total}", f"  eta {clock(bar.left) if bar.pace else '?'}"
     share = min(max(bar.done / bar.total, 0.0), 1.0) if bar.total else 1.0
-    extra = [f" {100 * share:3.0f} %", f"  {clock(bar.elapsed)}"]
+    extra = [f"  {bar.note}"] if noted and bar.note else []
+    extra += [f" {100 * share:3.0f} %", f"  {clock(bar.elapsed)}"]
     if bar.pace:
-        extra.append(f"  {1 / bar.pace:.3g}/s" if bar.pace <= 1 else f"  {bar.pace:.3g} s each")
-    if noted and bar.note:
-        extra.append(f"  {bar.note}")
+        extra.append(f"  {1 / bar.pace:,.1f}/s" if bar.pace <= 1 else f"  {bar.pace:,.1f} s each")
     room, told = width - cell_len(bar.what) - len(count) - len(eta) - 1, ""
     for text in extra:
         if room - cell_len(told + text) >= 12:
@@ -101,8 +100,8 @@ def _bar(bar: Bar, width: int, look: Look, *, noted: bool) -> list[Part]:
 def _curve(name: str, curve: Curve, curves: Curves, width: int, look: Look) -> list[Part]:
     name = f"{name:<24}" if width >= ROOMY else f"{name.rpartition('/')[2]:<16}"
     value = f"{curve.latest:>10.4g}" if width >= ROOMY else f"{curve.latest:>8.3g}"
-    values = [value for _, value in curve.points]
-    ends = f"  {min(values):.3g} to {max(values):.3g}" if values and width >= WIDE else ""
+    values = [value for _, value in curve.points] if width >= WIDE else []
+    ends = f"  {min(values):.3g} to {max(values):.3g}" if values else ""
     room = max(width - len(name) - len(value) - (24 if width >= WIDE else 0) - 2, 4)
     drawn = curves.line(curve, room, blocks=BLOCKS if look.blocks else ASCII)
     parts = [(run, RED if run[0] == MARK else CYAN) for run in _runs(drawn)]

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 EVERY_S, IDLE_S = 0.25, 1.0  # between drawings; where nothing has changed but the clock
 MOST_SHARE = 0.003  # of the time that drawing may take: where it is slow, it is done less often
 LINE_END, BELOW, UP = "\x1b[K", "\x1b[J", "\x1b[{}A"  # erase to the end of line, of screen; cursor up
+CUT, WRAP = "\x1b[?7l", "\x1b[?7h"  # long lines: they are cut where the window has just become narrower
 
 
 class Live:
@@ -62,37 +63,40 @@ class Live:
 
     def draw(self) -> None:
         with self._lock:
+            self._touched, self._last, self._drawn = False, time.monotonic(), ""
             if self._over.is_set() or not self._in_front():
-                self._drawn = ""
                 return
-            self._touched, self._last = False, time.monotonic()
             try:
                 lines = self._lines(*self._size())
                 body = "".join(f"\n{line}{LINE_END}" for line in lines)
-                self._drawn = f"\r{LINE_END}{body}{BELOW}{UP.format(len(lines))}\r"
-                self._out.write(self._drawn)
-                self._out.flush()
+                self._drawn = f"{CUT}\r{LINE_END}{body}{BELOW}{UP.format(len(lines))}\r{WRAP}"
             except Exception as error:  # of whatever kind: the run matters more
-                self._end(f"\r{BELOW}")
-                self._failed(error)
+                self._write(f"\r{BELOW}")
+                self._give_up(error)
+            self._write(self._drawn)
 
     def stop(self) -> None:
         """Leave the last state in the terminal, the cursor below it."""
         self.draw()
         with self._lock:
-            if not self._over.is_set():
-                down = "\n" * (self._drawn.count("\n") + 1) if self._drawn else ""
-                self._end(down)
-        if self._ticker is not threading.current_thread():
+            if self._drawn:
+                self._write("\n" * (self._drawn.count("\n") + 1))
+            self._end()
+        if self._ticker.is_alive() and self._ticker is not threading.current_thread():
             self._ticker.join()
 
-    def _end(self, last: str) -> None:
+    def _give_up(self, error: Exception) -> None:
+        if not self._over.is_set():
+            self._drawn = ""
+            self._end()
+            self._failed(error)
+
+    def _end(self) -> None:
         """Give the streams back."""
         self._over.set()
         for name, stream in self._streams.items():
             if getattr(sys, name) is stream:
                 setattr(sys, name, stream.rich_proxied_file)
-        self._write(last)
         for stream in self._streams.values():
             stream.finish()
 
@@ -105,11 +109,12 @@ class Live:
                 pause = max(EVERY_S, (time.thread_time() - began) / MOST_SHARE)
 
     def _write(self, text: str) -> None:
+        encoding = self._out.encoding or "utf-8"
         try:
-            self._out.write(text)
+            self._out.write(text.encode(encoding, "backslashreplace").decode(encoding))
             self._out.flush()
-        except (OSError, ValueError):  # a terminal that is gone: the files of the run have it all
-            self._over.set()
+        except (OSError, ValueError) as error:  # the terminal is gone
+            self._give_up(error)
 
     def _size(self) -> tuple[int, int]:
         width, height = os.get_terminal_size(self._out.fileno())
@@ -119,7 +124,7 @@ class Live:
         """Not in the background of a shell, whose line it would draw over."""
         try:
             return os.tcgetpgrp(self._out.fileno()) == os.getpgrp()
-        except OSError:  # not the terminal of this session: there is no shell
+        except (OSError, ValueError):  # not the terminal of this session: there is no shell
             return True
 
 
