@@ -4,6 +4,8 @@ import fcntl
 import os
 import pty
 import struct
+import subprocess
+import sys
 import termios
 import threading
 import time
@@ -83,3 +85,24 @@ def opened(columns: int = 80, rows: int = 24, encoding: str = "utf-8") -> tuple[
     """A screen, and the file that writes to it."""
     ours, theirs = pty.openpty()
     return Screen(ours, columns, rows), open(theirs, "w", encoding=encoding, errors="strict")
+
+
+BEGIN = """import fcntl, os, sys, termios
+fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])"""
+
+
+def in_terminal(
+    words: list[str], columns: int = 80, rows: int = 24
+) -> tuple[Screen, subprocess.Popen[bytes]]:
+    """A process that has the screen as the terminal that it is controlled from, as a shell's have."""
+    ours, theirs = pty.openpty()
+    screen = Screen(ours, columns, rows)
+    env = {name: text for name, text in os.environ.items() if name not in ("CI", "NO_COLOR")}
+    env |= {"TERM": "xterm", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, "-c", BEGIN, *words], env=env, start_new_session=True,
+        stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    return screen, process

@@ -20,7 +20,7 @@ from rein.tracking.run import Run
 from rein.types import Metrics
 
 pytest.importorskip("pyte", reason="pyte reads the screen; run make setup")
-from screen import Screen, opened  # noqa: E402
+from screen import Screen, in_terminal, opened
 
 Opened = Callable[..., Screen]
 Tracked = Callable[..., Tracker]
@@ -256,9 +256,14 @@ def test_the_terminal_is_whole_after_an_error(
 ) -> None:
     screen, console = terminal(), Console()
     tracker, before = tracker_of(console), sys.stdout
-    with pytest.raises(error), console.progress(9, "train"):
-        tracker.log(told(1), 1)
-        raise error
+
+    def work() -> None:
+        with console.progress(9, "train"):
+            tracker.log(told(1), 1)
+            raise error
+
+    with pytest.raises(error):
+        work()
     assert sys.stdout is before
     console.say("after")
     screen.until(lambda text: text.endswith("after"))
@@ -292,8 +297,9 @@ def hang_up(screen: Screen) -> None:
     os.close(spare)
 
 
+@pytest.mark.parametrize(("slow", "most"), [(0.0, 6), (0.03, 3)])  # the start, the end, those in between
 def test_it_is_drawn_at_most_four_times_a_second_and_less_where_that_is_slow(
-    terminal: Opened, monkeypatch: pytest.MonkeyPatch
+    slow: float, most: int, terminal: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[float] = []
 
@@ -303,16 +309,14 @@ def test_it_is_drawn_at_most_four_times_a_second_and_less_where_that_is_slow(
             pass
         return ["line"]
 
-    for slow, most in ((0.0, 6), (0.03, 3)):  # the start, the end, and those in between
-        terminal()
-        drawn.clear()
-        monkeypatch.setattr("rein.tracking.console.lines", slowly)
-        with Console().progress(10**9, "train") as advance:
-            end = time.monotonic() + 1.0
-            while time.monotonic() < end:
-                advance()
-                time.sleep(0.001)
-        assert 2 <= len(drawn) <= most
+    terminal()
+    monkeypatch.setattr("rein.tracking.console.lines", slowly)
+    with Console().progress(10**9, "train") as advance:
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            advance()
+            time.sleep(0.001)
+    assert 2 <= len(drawn) <= most
 
 
 PLAIN = [{"TERM": "dumb"}, {"CI": "true"}, {}]
@@ -369,36 +373,20 @@ def test_in_the_background_of_a_shell_lines_are_said_and_nothing_is_drawn(tmp_pa
         "    advance()\n"
         "    console.say('said')\n"
     )
-    (tmp_path / "work.py").write_text(work)
+    file = tmp_path / "work.py"
+    file.write_text(work)
     shell = (
         "import subprocess, sys\n"
         "for group in (0, None):\n"  # a group of its own: in the background
-        f"    subprocess.run([sys.executable, {str(tmp_path / 'work.py')!r}], process_group=group, check=True)\n"
+        f"    subprocess.run([sys.executable, {str(file)!r}], process_group=group, check=True)\n"
         "    print('done', flush=True)\n"
     )
-    screen, _ = in_terminal([sys.executable, "-c", shell])
+    screen, process = in_terminal([sys.executable, "-c", shell])
+    assert process.wait(60) == 0
+    screen.join()
     lines = screen.text.splitlines()
     assert lines[:2] == ["said", "done"]
     assert [line.split()[0] for line in lines[2:] if line] == ["said", "train", "done"]
-
-
-def in_terminal(words: list[str], columns: int = 80) -> tuple[Screen, int]:
-    """The screen of a process that has it as its own terminal, and its exit code."""
-    import pty
-
-    ours, theirs = pty.openpty()
-    screen = Screen(ours, columns)
-    env = {name: text for name, text in os.environ.items() if name not in ("CI", "NO_COLOR")}
-    env |= {"TERM": "xterm", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    begin = "import fcntl, os, sys, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-    process = subprocess.Popen(
-        [sys.executable, "-c", begin, *words], env=env, start_new_session=True,
-        stdin=theirs, stdout=theirs, stderr=theirs,
-    )  # fmt: skip
-    os.close(theirs)
-    code = process.wait(60)
-    screen.join()
-    return screen, code
 
 
 def test_every_metric_that_is_watched_is_one_that_the_package_logs() -> None:
