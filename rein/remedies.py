@@ -125,6 +125,15 @@ def changed(before: Softening, after: Softening) -> dict[str, list[Any]]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+def in_words(soft: Softening) -> str:
+    """What differs from the recipe: `lr x0.5, grad_clip 0.1`."""
+    said = []
+    for name, (_, now) in changed(Softening(), soft).items():
+        value = f"{now:.4g}" if isinstance(now, float) else str(now)
+        said.append(f"{name} x{value}" if name in LOW else f"{name} {value}")
+    return ", ".join(said)
+
+
 def _number(name: str, value: Any, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise ConfigError(f"guards: {name} {value}; write a number between {low:g} and {high:g}")

@@ -27,7 +27,7 @@ from rein.models.reward_model import RewardModel, load_reward_model
 from rein.protocols import Mesh
 from rein.runtime.seeding import derive
 from rein.runtime.single import SINGLE
-from rein.stages.supervised import LOSS_KEY, Pupil, descend, forget, rows_mark
+from rein.stages.supervised import LOSS_KEY, TOKENS_KEY, Pupil, descend, forget, rows_mark
 from rein.stages.team import model_options, team_of
 from rein.stages.tokens import FACT, compared
 from rein.tracking.console import Console
@@ -159,7 +159,8 @@ def reward_backward(
             total += loss.item()
             right += float((scores[:, 0] > scores[:, 1]).sum())
     total, right = mesh.sum([total, right])
-    return {LOSS_KEY: total, "train/accuracy": right / len(pairs)}
+    tokens = float(sum(_lengths(pairs)))
+    return {LOSS_KEY: total, "train/accuracy": right / len(pairs), TOKENS_KEY: tokens}
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from rein.models.actor import Actor, load_actor
 from rein.protocols import Mesh
 from rein.runtime.seeding import derive
 from rein.runtime.single import SINGLE
-from rein.stages.supervised import LOSS_KEY, Pupil, descend, forget, ones, rows_mark
+from rein.stages.supervised import LOSS_KEY, TOKENS_KEY, Pupil, descend, forget, ones, rows_mark
 from rein.stages.team import model_options, team_of
 from rein.stages.tokens import FACT, compared, encoder_of
 from rein.tracking.console import Console
@@ -122,4 +122,4 @@ def sft_backward(actor: Actor, rows: Sequence[Demonstration], budget: int, mesh:
         (loss if counted else 0 * loss).backward()  # type: ignore[no-untyped-call]
         total += loss.item() if counted else 0.0
     (total,) = mesh.sum([total])
-    return {LOSS_KEY: total, "train/tokens": tokens}
+    return {LOSS_KEY: total, "train/tokens": tokens, TOKENS_KEY: float(sum(lengths))}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from rein.stages.tracked import trackers_of
 from rein.tracking.console import Console
 from rein.types import Metrics
 
-LOSS_KEY = "train/loss"
+LOSS_KEY, TOKENS_KEY = "train/loss", "perf/total_num_tokens"
 
 
 Loss = Callable[[Any, Sequence[Any], int, Mesh], Metrics]  # model, rows, token budget, ranks
@@ -101,7 +102,7 @@ def descend(
     mark = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
     _resume(recipe, console, snapshots, team, what, mark)
     step = pupil.done()
-    tracker = trackers_of(recipe, folder, step)
+    tracker = trackers_of(recipe, console, folder, step)
     metrics: Metrics = {}
 
     def save() -> None:
@@ -109,9 +110,9 @@ def descend(
         snapshots.save(step, RunState(tensors, {"optimizer": meta, "settings": mark}))
 
     try:
-        with deferred() as interrupt, console.progress(total, what) as advance:
-            advance(step)
+        with deferred() as interrupt, console.progress(total, what, step) as advance:
             while step < total:
+                began = time.monotonic()
                 metrics = pupil.backward(rows_of(step))
                 norm = metrics["train/grad_norm"]
                 if not (math.isfinite(norm) and math.isfinite(metrics[LOSS_KEY])):
@@ -122,7 +123,8 @@ def descend(
                     )
                 pupil.apply(norm)
                 step += 1
-                tracker.log(metrics, step)
+                pace = metrics.get(TOKENS_KEY, math.nan) / (time.monotonic() - began)
+                tracker.log(metrics | ({"perf/throughput": pace} if pace == pace else {}), step)
                 advance(1, f"loss {metrics[LOSS_KEY]:.4f}")
                 if interrupt:
                     save()

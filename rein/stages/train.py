@@ -33,8 +33,10 @@ def run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Train to the end of the recipe, from the newest snapshot where there is one."""
     job = open_job(recipe, console)
     try:
-        with deferred() as interrupt, console.progress(job.total_updates, "train") as advance:
-            advance(job.cursor.done)
+        with (
+            deferred() as interrupt,
+            console.progress(job.total_updates, "train", job.cursor.done) as advance,
+        ):
             fit_critic(job, interrupt, advance)
             train(job, interrupt, advance)
         return job.finish()
@@ -231,7 +233,7 @@ def fit_critic(job: Job, interrupt: Interrupt, advance: Advance) -> None:
             if explained >= job.recipe.critic.fit_until:
                 job.end_fit()
         job.log(metrics)
-        advance(1, job.note(metrics))
+        advance(1, job.note(metrics), job.total_updates)
         obey(job, verdict, None, advance)
         job.reins.anew = False  # the next mini-batch's returns are clipped otherwise
         job.dropped.clear()

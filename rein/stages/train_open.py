@@ -104,7 +104,7 @@ def open_job(recipe: Recipe, console: Console, *, rehearsal: bool = False) -> Jo
     job.cached = counts
     if not rehearsal:
         _resume(job)
-        job.tracker = trackers_of(recipe, folder, job.cursor.number)
+        job.tracker = trackers_of(recipe, console, folder, job.cursor.number)
     return job
 
 

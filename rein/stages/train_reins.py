@@ -15,7 +15,7 @@ from rein.errors import CheckpointError, GuardStop, OutOfMemory
 from rein.guards.decide import decide
 from rein.guards.presets import KL, acts, guards_of
 from rein.journal import Journal
-from rein.remedies import changed, relaxed, soften
+from rein.remedies import changed, in_words, relaxed, soften
 from rein.snapshots import RunState
 from rein.stages.train_end import ask_for_rows
 from rein.stages.train_state import go_back
@@ -122,6 +122,7 @@ class Reins:
         """Make learner and experience maker follow the remedies."""
         self.job.learner.soften(self.soft)
         self.job.maker.soften(self.soft)
+        self.job.console.pin(f"softened: {softer}" if (softer := in_words(self.soft)) else "")
 
     def _event(self, kind: str, number: int, **facts: Any) -> None:
         job = self.job
@@ -177,6 +178,7 @@ class Reins:
         job.cursor.number = left + (best == left != number)  # the best's own snapshot is not written over
         self.good, self.pending = job.cursor.number, []
         self.rollbacks += 1
+        job.log({"guard/rolled_back_to": number})  # what trackers were told since is undone
         self._event("rollback", left, reason=f"back to update {number}", **{"from": left, "to": number})
         self.apply()
         if best == number:

@@ -12,12 +12,12 @@ from functools import partial
 from rein.errors import ConfigError, ReinError, shown
 from rein.protocols import Tracker
 from rein.tables import lookup
-from rein.tracking import READY, TRACKERS
+from rein.tracking import READY, TRACKERS, Maker
 from rein.tracking.run import KEY, OfNumber, Run
 from rein.types import Metrics
 
 ALWAYS = "jsonl"
-CONSOLE = "console"  # the progress line, which the stage itself shows
+CONSOLE = "console"  # what a person watches: the stage has it, and hands it over
 
 
 def _to_stderr(line: str) -> None:
@@ -62,9 +62,17 @@ def check_trackers(names: Sequence[str]) -> None:
             READY.get(name, lambda: None)()
 
 
-def open_trackers(names: Sequence[str], run: Run, *, warn: Callable[[str], None] = _to_stderr) -> Fanout:
+def open_trackers(
+    names: Sequence[str],
+    run: Run,
+    *,
+    warn: Callable[[str], None] = _to_stderr,
+    console: Maker | None = None,  # opens the tracker of that name
+) -> Fanout:
     """Those of `trainer.logger`, and metrics.jsonl always. Raises ReinError if one cannot be opened."""
     makers = {name: lookup(TRACKERS, name, KEY) for name in _wanted(names)}
+    if console is not None and CONSOLE in names:
+        makers[CONSOLE] = console
     fanout = Fanout({}, warn)
     try:
         for name, make in makers.items():

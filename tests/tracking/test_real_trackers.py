@@ -164,6 +164,34 @@ def test_a_store_that_fails_in_mid_run_is_filled_when_the_run_is_resumed(tmp_pat
     whole(points(tmp_path, "mlflow"), 30)
 
 
+# ---- B54: a tracker stops training (what needs no package of these is in test_trackers.py)
+
+
+def test_mlflow_takes_a_setting_of_2000_characters_and_a_metric_named_a_at_b(tmp_path: Path) -> None:
+    needs("mlflow")
+    code = (
+        "from pathlib import Path\n"
+        "from mlflow import MlflowClient\n"
+        "from rein.tracking.fanout import open_trackers\n"
+        "from rein.tracking.run import Run\n"
+        "run = Run(Path('train'), 0, 'addition', 'small', {'long': 'x' * 2000, 'short': 3})\n"
+        "fanout = open_trackers(['mlflow'], run)\n"
+        "fanout.log({'a@b': 0.5, 'nan': float('nan')}, 7)\n"
+        "fanout.close()\n"
+        "data = MlflowClient().get_run(run.id_of('mlflow') or Run(Path('train'), 1).id_of('mlflow')).data\n"
+        "assert data.params == {'long': 'x' * 500, 'short': '3'}, data.params\n"
+        "assert data.metrics['a_at_b'] == 0.5 and data.metrics['nan'] != data.metrics['nan']\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "training goes on without it" not in done.stderr
+    (line,) = read_metrics(tmp_path / "train" / "metrics.jsonl")
+    assert (line["number"], line["a@b"], line["nan"]) == (7, 0.5, None)
+
+
 @pytest.mark.parametrize(
     ("tracker", "said", "more"),
     [
@@ -171,6 +199,11 @@ def test_a_store_that_fails_in_mid_run_is_filled_when_the_run_is_resumed(tmp_pat
             "wandb",
             "wandb is logged out; run `wandb login`, or set WANDB_MODE=offline",
             {"WANDB_MODE": "online"},
+        ),
+        (
+            "wandb",
+            "wandb cannot be opened",
+            {"WANDB_MODE": "online", "WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": NOWHERE},
         ),
         ("swanlab", "swanlab is logged out; run `swanlab login`", {"SWANLAB_MODE": "online"}),
         ("mlflow", "mlflow cannot be opened", {"MLFLOW_TRACKING_URI": NOWHERE}),

@@ -105,6 +105,40 @@ def test_a_failing_tracker_warns_once_and_the_others_go_on(tmp_path: Path) -> No
     assert numbers(tmp_path / "metrics.jsonl") == [0, 1, 2]
 
 
+# ---- B54: a tracker stops training (test_real_trackers.py has the clauses that need a package)
+
+
+class FailsAt:
+    """Works until an update number, as a server does that is lost."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def log(self, metrics: Metrics, number: int) -> None:
+        if number >= self.number:
+            raise ConnectionError("no route to host")
+
+    def close(self) -> None:
+        pass
+
+
+def test_with_a_tracker_lost_nan_and_a_resume_the_local_log_is_complete_and_steps_go_on(
+    tmp_path: Path,
+) -> None:
+    warnings: list[str] = []
+    for begin, last in ((0, 6), (4, 9)):
+        fanout = open_trackers([], Run(tmp_path, begin), warn=warnings.append)
+        fanout.trackers["lost"] = FailsAt(3)
+        for number in range(begin + 1, last + 1):
+            fanout.log({"actor/ppo_kl": number / 8, "a@b": 1.0, "critic/vf_loss": float("nan")}, number)
+        fanout.close()
+    assert len(warnings) == 2  # one of each process
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["number"] for line in lines] == list(range(1, 10))
+    assert [line["actor/ppo_kl"] for line in lines] == [number / 8 for number in range(1, 10)]
+    assert all(line["critic/vf_loss"] is None and line["a@b"] == 1.0 for line in lines)
+
+
 def test_a_misconfigured_tracker_stops_at_the_start(tmp_path: Path) -> None:
     for opens in (lambda: open_trackers(["jsnl"], Run(tmp_path)), lambda: check_trackers(["jsnl"])):
         with pytest.raises(ConfigError, match=r"trainer\.logger: 'jsnl' is unknown; did you mean jsonl"):
