@@ -233,7 +233,7 @@ def fit_critic(job: Job, interrupt: Interrupt, advance: Advance) -> None:
             if explained >= job.recipe.critic.fit_until:
                 job.end_fit()
         job.log(metrics)
-        advance(1, job.note(metrics), job.total_updates)
+        advance(1, job.note(metrics), total=job.total_updates)
         obey(job, verdict, None, advance)
         job.reins.anew = False  # the next mini-batch's returns are clipped otherwise
         job.dropped.clear()

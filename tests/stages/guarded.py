@@ -112,7 +112,7 @@ class Course:
         self.rollbacks: list[dict[str, Any]] = []
         self.job: Job = open_job(some, Console(quiet=True))
 
-    def __call__(self, steps: int = 1, note: str = "") -> None:
+    def __call__(self, steps: int = 1, note: str = "", total: int | None = None) -> None:
         seen = state_of(self.job)
         if steps > 0:
             self.after.setdefault(self.job.cursor.number, seen)
