@@ -6,6 +6,7 @@ Plain strings with the eight colors of every terminal; nothing here writes.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from rein.tracking.curves import ASCII, BLOCKS, MARK, Curve, Curves
 
 BOLD, DIM, CYAN, YELLOW, RED = "1", "2", "36", "33", "31"
 Part = tuple[str, str]  # text, and its color or ""
-RECENT = 64  # steps that the pace is of
+RECENT, APART = 64, 0.01  # marks that the pace is of, and the share of the time between two: about half of it
 ROOMY, WIDE = 56, 95  # columns from which names are whole, and lowest and highest are told
 
 
@@ -31,7 +32,7 @@ class Look:
 
 @dataclass
 class Bar:
-    """How far something is: `done` of `total` steps, and the pace of the latest of them."""
+    """How far something is: `done` of `total` steps, and the pace of late."""
 
     total: int
     what: str
@@ -41,7 +42,7 @@ class Bar:
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self._at, self._made = self.began, 0
+        self._made, self._marks = 0, deque([(self.began, 0)], maxlen=RECENT)
         self.printed = self.began  # when it was last told in a plain line
 
     def advance(self, steps: int, note: str, total: int | None) -> None:
@@ -49,9 +50,11 @@ class Bar:
         self.done, self.note, now = self.done + steps, note, time.monotonic()
         self.total = self.total if total is None else total
         if steps > 0:
-            self._made = min(self._made + steps, RECENT)
-            self.pace += ((now - self._at) / steps - self.pace) * min(steps / self._made, 1.0)
-            self._at = now
+            self._made += steps
+            at, made = self._marks[0]
+            self.pace = (now - at) / (self._made - made)
+            if now - self._marks[-1][0] > APART * (now - self.began):
+                self._marks.append((now, self._made))
 
     @property
     def elapsed(self) -> float:

@@ -16,6 +16,7 @@ from rein.protocols import Tracker
 from rein.tracking.console import Console
 from rein.tracking.curves import WATCHED
 from rein.tracking.fanout import open_trackers
+from rein.tracking.frame import Bar
 from rein.tracking.run import Run
 from rein.types import Metrics
 
@@ -387,6 +388,19 @@ def test_in_the_background_of_a_shell_lines_are_said_and_nothing_is_drawn(tmp_pa
     lines = screen.text.splitlines()
     assert lines[:2] == ["said", "done"]
     assert [line.split()[0] for line in lines[2:] if line] == ["said", "train", "done"]
+
+
+def test_the_pace_is_of_the_time_whether_steps_come_singly_or_many_at_once() -> None:
+    bar = Bar(1000, "rollout", done=500)
+    for _ in range(4):
+        time.sleep(0.05)
+        for _ in range(25):  # a batch that tells of each of its prompts
+            bar.advance(1, "", None)
+    taken = bar.elapsed
+    assert bar.pace == pytest.approx(taken / 100, rel=0.3)
+    assert bar.left == pytest.approx(4 * taken, rel=0.3)
+    bar.advance(-100, "", None)
+    assert bar.left == pytest.approx(5 * taken, rel=0.3)
 
 
 def test_every_metric_that_is_watched_is_one_that_the_package_logs() -> None:
