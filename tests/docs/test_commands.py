@@ -24,6 +24,7 @@ from rein.commands import convert
 from rein.commands.audit import _read as audited
 from rein.commands.demo import recipe_of
 from rein.config.load import load
+from rein.config.reading import _Loader
 from rein.data.formats import FORMATS
 from rein.errors import ConfigError
 
@@ -200,7 +201,7 @@ def test_a_pages_commands_run(page: str, world: Path, shell: dict[str, str], tmp
             made = [word for word in command.words if word.endswith(".parquet")][-1]
             (folder / made).unlink(missing_ok=True)
     for name, text in recipes_of(ROOT / page).items():
-        recipe = yaml.safe_load(text)
+        recipe = yaml.load(text, _Loader)  # 1e-6 is a number
         for section, keys in LESS.items():
             recipe[section] = recipe.get(section, {}) | keys
         (folder / name).write_text(json.dumps(recipe))
