@@ -74,6 +74,11 @@ EXITS = {  # besides 0, or instead: the small model need not be better than its 
     "rein run recipe.yaml": {0, 5},
     "rein run first.yaml": {0, 5},
     "rein export recipe.yaml gate.min_score=0.5": {5},
+    # Most of the small model's answers are wrong, and then a guard may leave all updates out.
+    "rein run topr model.path=models/my-sft-model data.train_files=trajectories.parquet out=runs/topr": {
+        0,
+        4,
+    },
     "rein run first.yaml actor.optim.learning_rate=1e-4": {2},
 }
 
