@@ -149,15 +149,18 @@ def parts(evaluation: Facts | None) -> list[dict[str, Any]]:
 
 
 def _parts(evaluation: Facts) -> Iterator[dict[str, Any]]:
+    shares = (evaluation.get("before") or {}).get("accuracy") is not None
     sources = evaluation.get("by_data_source") or {}
     if len(sources) > 1:
-        yield _table("By data source", "Source", "", list(sources.items()))
+        yield _table("By data source", "Source", "", list(sources.items()), shares=shares)
     lengths = evaluation.get("by_length") or []
     if len(lengths) > 1:
         note = "Prompts in quarters by the tokens of the start's answer."
-        yield _table("By length", "Tokens", note, [(_span(part["tokens"]), part) for part in lengths])
+        rows = [(_span(part["tokens"]), part) for part in lengths]
+        yield _table("By length", "Tokens", note, rows, shares=shares)
     if sampled := evaluation.get("sampled"):
-        yield _table("Sampled answers", "Drawn with", _seeds(evaluation, sampled), _draws(sampled))
+        note = _seeds(evaluation, sampled)
+        yield _table("Sampled answers", "Drawn with", note, _draws(sampled), shares=shares)
     if proxy := evaluation.get("proxy"):
         names = ", ".join(proxy.get("reward", ())) or "the reward"
         won = f" Its win rate: {percent(proxy['win_rate'])}." if "win_rate" in proxy else ""
@@ -195,27 +198,30 @@ def _seeds(evaluation: Facts, sampled: Facts) -> str:
     )
 
 
-def _table(title: str, head: str, note: str, rows: Sequence[tuple[str, Facts]]) -> dict[str, Any]:
+def _table(
+    title: str, head: str, note: str, rows: Sequence[tuple[str, Facts]], *, shares: bool = False
+) -> dict[str, Any]:
     ends = [end for _, part in rows for end in part["lift_ci95"] if end is not None]
     left, right = min(ends, default=0.0), max(ends, default=0.0)
     return {
         "title": title,
         "head": head,
         "note": note,
-        "rows": [{"name": name, **_row(part, left, right)} for name, part in rows],
+        "rows": [{"name": name, **_row(part, left, right, shares=shares)} for name, part in rows],
     }
 
 
-def _row(part: Facts, left: float, right: float) -> dict[str, Any]:
+def _row(part: Facts, left: float, right: float, *, shares: bool) -> dict[str, Any]:
     low, high = part["lift_ci95"]
+    show, gap = (percent, points) if shares else (number, signed)
     tone = "good" if low > 0 else "bad" if high < 0 else "even"
     return {
         "n": part["n"],
-        "before": number(part["before"]),
-        "after": number(part["after"]),
-        "lift": signed(part["lift"]),
-        "low": signed(low),
-        "high": signed(high),
+        "before": show(part["before"]),
+        "after": show(part["after"]),
+        "lift": gap(part["lift"]),
+        "low": gap(low),
+        "high": gap(high),
         "place": placed(part["lift"], low, high, left, right),
         "tone": tone,
     }

@@ -53,7 +53,7 @@ def render(page: Page) -> str:
     guards = None if page.journal is None else events.section(page.journal)
     moved = tokens.section(page.trajectories)
     on_curves = {name: guards[name] for name in ("marks", "undone")} if guards else {}
-    return environment.get_template(TEMPLATE).render(
+    text = environment.get_template(TEMPLATE).render(
         title=page.title,
         outcome=evaluation.outcome(page.evaluation),
         comparison=evaluation.comparison(page.evaluation),
@@ -76,6 +76,7 @@ def render(page: Page) -> str:
         plotly=Markup(get_plotlyjs()),
         nonce=secrets.token_urlsafe(16),
     )
+    return text.encode("utf-8", "replace").decode("utf-8")  # halves of characters, of settings or titles
 
 
 def json_for_script(value: Any) -> Markup:

@@ -121,15 +121,15 @@ def _steers(character: str) -> bool:
 
 
 def _scale(drawn: Sequence[Mapping[str, Any]], key: str, *, signed: bool) -> list[float] | None:
-    """The ends of the colours: the 99th of a hundred, so that one token does not pale all others."""
+    """The ends of the colours: all but the furthest twentieth, so that few tokens do not pale the others."""
     found = sorted(v for part in drawn for row in part["rows"] for v in row.get(key, ()) if v is not None)
     if not found:
         return None
     if signed:
         sizes = sorted(map(abs, found))
-        end = sizes[int(0.99 * (len(sizes) - 1))] or sizes[-1] or 1.0
+        end = sizes[int(0.95 * (len(sizes) - 1))] or sizes[-1] or 1.0
         return [-end, end]
-    low, high = (0.0 if key == "kl" else found[0]), found[int(0.99 * (len(found) - 1))]
+    low, high = (0.0 if key == "kl" else found[0]), found[int(0.95 * (len(found) - 1))]
     high = high if high > low else found[-1]
     return [low, high if high > low else low + 1.0]
 

@@ -15,6 +15,7 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 HEIGHT = 900
+SLOW_MS = 120_000  # a page of megabytes on a machine that is busy
 WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -83,7 +84,7 @@ def tab(chromium: Any) -> Iterator[Callable[..., Tab]]:
         context.route("**/*", pass_or_refuse)
         tab.page.on("console", lambda said: said.type == "error" and tab.errors.append(said.text))
         tab.page.on("pageerror", lambda error: tab.errors.append(str(error)))
-        tab.page.goto(address)
+        tab.page.goto(address, timeout=SLOW_MS)
         return tab
 
     yield go
