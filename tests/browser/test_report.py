@@ -45,7 +45,8 @@ def test_plots_far_down_are_drawn_when_they_come_near(address: str, tab: Callabl
     last = page.locator(".plot").last
     assert last.get_attribute("data-drawn") is None
     last.scroll_into_view_if_needed()
-    page.wait_for_function("[...document.querySelectorAll('.plot')].at(-1).dataset.drawn === ''")
+    last.locator(".main-svg").first.wait_for()
+    assert last.get_attribute("data-drawn") == ""
 
 
 def test_colors_and_batches_switch_by_keyboard(address: str, tab: Callable[..., Any]) -> None:
