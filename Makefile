@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench bench-parts bench-settings bench-growth bench-memory bench-placement bench-runtimes bench-train vllm trackers gpu-check clean
+.PHONY: setup demo test check slow smol fuzz stability crash bench-envs bench bench-parts bench-settings bench-growth bench-memory bench-placement bench-runtimes bench-train vllm trackers browser gpu-check clean
 
 setup: $(STAMP)
 
@@ -167,6 +167,18 @@ trackers: .bench/trackers/.installed
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$(.bench/trackers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rein.pth"
 	.bench/trackers/bin/python $(PIP_INSTALL) -r $<
+	touch $@
+
+# The pages in a headless Chromium without network. Debian's chromium is taken where there is one; elsewhere
+# `.bench/browser/bin/playwright install chromium` brings one.
+browser: .bench/browser/.installed
+	OMP_NUM_THREADS=1 .bench/browser/bin/python -m pytest -q -m 'slow or not slow' tests/browser
+
+.bench/browser/.installed: $(STAMP)
+	test -x .bench/browser/bin/python || $(PYTHON) -m venv .bench/browser
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$(.bench/browser/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rein.pth"
+	.bench/browser/bin/python $(PIP_INSTALL) playwright==1.65.2
 	touch $@
 
 # On a machine with a GPU: the tests marked gpu, and a table of speed and memory.

@@ -57,7 +57,9 @@ OF_ASKING = {  # of rollout's engines: what no answer follows from
     "vllm": {"python", "start_timeout"},
 }
 _WHERE_RUN = ("device", "attn_implementation", "use_liger")  # of the model
-_NO_EFFECT = {"trainer": ("logger", "project_name", "experiment_name", "save_freq", "profile")}
+_NO_EFFECT = {
+    "trainer": ("logger", "project_name", "experiment_name", "save_freq", "profile", "keep_trajectories")
+}
 _ONLY_TRAIN = {
     "data": ("train_batch_size", "val_files", "behavior", "behavior_model"),
     "sft": ("share", "coef"),

@@ -374,6 +374,7 @@ class Trainer(Section):
     # PPO. -1: only where a guard asks for them.
     refresh_every: Every = -1
     keep_versions: Positive = 1  # of the policies whose rows are trained on after that: the newest
+    keep_trajectories: Count = 32  # of each batch, the furthest moved, in train/tokens/; 0: none
     profile: list[Positive] = []  # steps of which train/profile/ gets a trace, of rank 0
     # console jsonl (always) tensorboard wandb mlflow swanlab trackio, or "pkg.mod:name"
     logger: Annotated[list[TrackerName], BeforeValidator(as_list)] = ["console", "jsonl"]

@@ -15,8 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from rein.report import audit_model, audit_rows, audit_signals
-from rein.report.html import json_for_script, shown
+from rein.report.html import json_for_script
 from rein.report.section import Bars, Facts, Section
+from rein.report.text import shown
 
 SECTIONS: Final[tuple[Callable[[Facts], Section | None], ...]] = (
     audit_rows.rows,

@@ -36,7 +36,7 @@ COUNTED = {  # what a run is said to have had, by the action of its events: one,
     "rollback": ("rollback", "rollbacks"),
     "skip": ("update skipped", "updates skipped"),
     "stop_epochs": ("batch cut short", "batches cut short"),
-    "refresh": ("call for fresh rollouts", "calls for fresh rollouts"),
+    "refresh": ("round of fresh rollouts asked for", "rounds of fresh rollouts asked for"),
     "pause": ("pause", "pauses"),
     "stop": ("stop", "stops"),
     "out of memory": ("time out of memory", "times out of memory"),
@@ -92,7 +92,11 @@ def events(lines: Sequence[Line]) -> list[Event]:
             asked.back, asked = line["to"], None
             continue
         kind = str(line.get("kind"))
-        event = _event(line, str(line.get("action")) if kind == "verdict" else KINDS.get(kind, kind))
+        asks = line.get("action") == "refresh"
+        if kind == "end" and asks and found and found[-1].action == "refresh":
+            continue  # a verdict has said so
+        action = str(line.get("action")) if kind == "verdict" or asks else KINDS.get(kind, kind)
+        event = _event(line, action)
         found.append(event)
         asked = event if event.action in ROLLBACKS else asked
     return found
@@ -183,16 +187,23 @@ def marks(found: Sequence[Event]) -> list[dict[str, Any]]:
         {
             "x": number,
             "kind": _kind(those),
-            "label": next((f"back to {event.back}" for event in those if event.back is not None), ""),
+            "label": _label(those),
             "text": "<br>".join(_wrapped(event.said) for event in those),
         }
         for number, those in at.items()
     ]
 
 
+def _label(found: Sequence[Event]) -> str:
+    back = [f"back to {event.back}" for event in found if event.back is not None]
+    return back[0] if back else "fresh rollouts" if _kind(found) == "round" else ""
+
+
 def _kind(found: Sequence[Event]) -> str:
     if any(event.back is not None for event in found):
         return "rollback"
+    if all(event.action == "refresh" for event in found):
+        return "round"
     return "alert" if all(event.action in ("alert", "soften", "relaxed") for event in found) else "action"
 
 

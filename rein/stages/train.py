@@ -19,6 +19,7 @@ from rein.errors import Interrupted, OutOfMemory, is_out_of_memory
 from rein.guards.decide import GRAVITY
 from rein.runtime.interrupt import Interrupt, deferred
 from rein.runtime.memory import give_back_now
+from rein.stages import token_records
 from rein.stages.train_job import Job
 from rein.stages.train_open import open_job
 from rein.stages.train_reins import LEAVE
@@ -173,7 +174,10 @@ def experiences(job: Job) -> Iterator[Experience]:
         job.profiler.step(job.cursor.batch + 1)
         kept, job.kept_experience = job.kept_experience, None
         rows, coef = job.rows_of(job.cursor.batch), job.learner.softened(job.learner.kl_coef_in_reward)
-        yield kept or within_memory(job, None, partial(job.maker.make, rows, coef))
+        made = kept or within_memory(job, None, partial(job.maker.make, rows, coef))
+        if kept is None:
+            token_records.record(job, made)
+        yield made
 
 
 def within_memory(job: Job, role: str | None, work: Callable[[], T]) -> T:

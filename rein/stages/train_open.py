@@ -30,6 +30,7 @@ from rein.runtime.clock import Clock
 from rein.runtime.seeding import derive
 from rein.scorer import open_scorer
 from rein.snapshots import RunState, load
+from rein.stages import token_records
 from rein.stages.rounds import Round, current, held_out_file
 from rein.stages.team import Team, make_engine, make_passes, make_probe, model_options, team_of
 from rein.stages.tokens import compared, encoder_of
@@ -280,6 +281,7 @@ def _start_anew(job: Job) -> None:
     """Nothing of an earlier run in this folder holds."""
     job.snapshots.clear()
     job.reins.journal.clear()
+    token_records.drop_undone(job)
 
 
 def _named(wanted: str) -> RunState:

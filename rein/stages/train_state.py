@@ -16,6 +16,7 @@ from torch import Tensor
 from rein.errors import CheckpointError
 from rein.manifest import settings_read
 from rein.snapshots import RunState
+from rein.stages import token_records
 from rein.stages.team import KEPT
 from rein.stages.train_rows import content
 from rein.types import Experience, Trajectory
@@ -130,6 +131,7 @@ def go_back(job: Job, state: RunState) -> None:
     job.cursor, job.kept_experience, job.saved_at = cursor, kept, None
     job.shorten_fit(meta["fit_steps"])
     job.applied, job.dropped = dict(meta["applied"]), set(meta["dropped"])
+    token_records.drop_undone(job)
 
 
 def _experience(state: RunState, rows: list[Trajectory]) -> Experience:
