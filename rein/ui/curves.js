@@ -14,7 +14,7 @@ function layoutOf(chart, marks, undone) {
     margin: { l: 46, r: 12, t: 8, b: 40 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: color("quiet") },
-    showlegend: chart.lines.length > 1,
+    showlegend: chart.lines.length > 1 && chart.lines.length <= 6,
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: color("ink") } },
     hovermode: "x unified",
     hoverlabel: { bgcolor: color("card"), bordercolor: color("line"), font: { color: color("ink") } },
@@ -64,13 +64,27 @@ function tracesOf(chart) {
   }));
 }
 
+function draw(place) {
+  const chart = known.charts[place.dataset.stage][Number(place.dataset.index)];
+  const marks = place.dataset.stage === "train" && known.guards.marks || [];
+  const traces = marks.length ? [...tracesOf(chart), traceOf(marks)] : tracesOf(chart);
+  Plotly.react(place, traces, layoutOf(chart, marks, known.guards.undone ?? []), { responsive: true, displayModeBar: false });
+}
+
+// A curve is drawn when it comes into sight, and drawn anew while it is there.
+let known = null;
+const near = new IntersectionObserver(seen => {
+  for (const { isIntersecting, target } of seen) {
+    if (isIntersecting && target.dataset.drawn !== "now") draw(target);
+    target.dataset.drawn = isIntersecting ? "now" : "";
+  }
+}, { rootMargin: "300px" });
+
 window.drawCurves = () => {
-  const { charts, guards } = JSON.parse(document.getElementById("charts").textContent);
+  known = JSON.parse(document.getElementById("charts").textContent);
   for (const place of document.querySelectorAll(".plot")) {
-    const chart = charts[place.dataset.stage][Number(place.dataset.index)];
-    const marks = place.dataset.stage === "train" && guards.marks || [];
-    const traces = marks.length ? [...tracesOf(chart), traceOf(marks)] : tracesOf(chart);
-    Plotly.react(place, traces, layoutOf(chart, marks, guards.undone ?? []), { responsive: true, displayModeBar: false });
+    if (place.dataset.drawn === "now") draw(place);
+    else near.observe(place);
   }
 };
 window.drawCurves();

@@ -178,9 +178,11 @@ class Pages:
                 for line in chart["lines"]:
                     more = f": {line['label']}" if len(chart["lines"]) > 1 else ""
                     # Plotly reads tags in names: they are text here.
-                    label = f"{escape(self.label(name))}{more}"
+                    label, alone = f"{escape(self.label(name))}{more}", line["label"]
                     dash = metrics.index(line["metric"])
-                    whole["lines"].append({**line, "label": label, "color": index, "dash": dash})
+                    whole["lines"].append({**line, "label": label, "alone": alone, "color": index, "dash": dash})
+        for whole in found.values():
+            whole["sentence"] += _dashes(whole["lines"])
         order = [chart.title for chart in charts.CHARTS[stage]]
         return sorted(
             found.values(), key=lambda c: order.index(c["title"]) if c["title"] in order else len(order)
@@ -254,6 +256,14 @@ def sparkline(points: Sequence[tuple[int, float]], width: int = 96, height: int 
         f"{2 + (width - 4) * (x - min(xs)) / across:.1f},{height - 3 - (height - 6) * (y - low) / tall:.1f}"
         for x, y in points
     )
+
+
+def _dashes(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Which metric is drawn how, where there are several."""
+    names = {line["dash"]: line["alone"] for line in lines}
+    drawn = ("solid", "dashed", "dotted")
+    said = ", ".join(f"{names[i]} {drawn[i % 3]}" for i in sorted(names))
+    return f" Drawn: {said}." if len(names) > 1 else ""
 
 
 def _gate(manifests: Mapping[str, Any], summary: Mapping[str, Any]) -> list[tuple[str, str]]:
