@@ -122,9 +122,10 @@ def _folders(path: Path) -> Iterator[str]:
     try:
         with os.scandir(path) as entries:
             for entry in entries:
-                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-                    if entry.name.isprintable() and "\\" not in entry.name:
-                        yield entry.name
+                name = entry.name
+                sayable = name.isprintable() and "\\" not in name and not name.startswith(".")
+                if sayable and entry.is_dir(follow_symlinks=False):
+                    yield name
     except OSError:
         return
 

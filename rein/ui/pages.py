@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -17,6 +18,7 @@ from markupsafe import escape
 
 from rein.config.load import resolved
 from rein.config.recipe import Recipe
+from rein.errors import shown
 from rein.report import charts, events, html
 from rein.ui import pieces, rows
 from rein.ui.folder import Broken
@@ -55,16 +57,6 @@ class Pages:
 
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
-        self._jinja = Environment(
-            loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-        )
-        self._jinja.filters |= {"number": html.number, "seconds": html.seconds, "exact": _exact}
-        self._jinja.globals |= {
-            "link": link,
-            "label": self.label,
-            "titles": STAGE_TITLES,
-            "colors": pieces.COLORS,
-        }
         self._defaults = resolved(Recipe())
 
     def label(self, name: str) -> str:
@@ -127,7 +119,7 @@ class Pages:
             run=summary,
             outcome=part("evaluate/evaluation.json", lambda: html.outcome(evaluation)),
             comparison=part("evaluate/evaluation.json", lambda: html.comparison(evaluation)) or [],
-            sources=part("evaluate/evaluation.json", lambda: html.by_source(evaluation)) or [],
+            sources=part("evaluate/evaluation.json", lambda: _sources(evaluation)) or [],
             gate=part("summary.json", lambda: _gate(manifests, self.runs.whole(name))) or [],
             guards=guards if "train" in drawn or lines else None,
             drawn=drawn,
@@ -155,14 +147,14 @@ class Pages:
             raise Broken(f"compare: {len(names)} runs are chosen; choose {FEWEST} to {MOST} in the list")
         summaries = [self.runs.summary(self.runs.known(name)) for name in names]
         drawn = {stage: self._together(stage, names) for stage in WITH_CURVES}
-        shown = {stage: found for stage in ("train", "reward", "sft") if (found := drawn[stage])}
+        several = {stage: found for stage in ("train", "reward", "sft") if (found := drawn[stage])}
         running = any(run.state == "running" for run in summaries)
         return self._render(
             "compare.html",
             title="Compare",
             runs=summaries,
-            drawn=shown,
-            data=html.json_for_script({"charts": shown, "guards": {}}),
+            drawn=several,
+            data=html.json_for_script({"charts": several, "guards": {}}),
             differing=self._differing(names),
             live=LIVE_RUN if running else LIVE_ENDED,
         )
@@ -180,7 +172,9 @@ class Pages:
                     # Plotly reads tags in names: they are text here.
                     label, alone = f"{escape(self.label(name))}{more}", line["label"]
                     dash = metrics.index(line["metric"])
-                    whole["lines"].append({**line, "label": label, "alone": alone, "color": index, "dash": dash})
+                    whole["lines"].append(
+                        {**line, "label": label, "alone": alone, "color": index, "dash": dash}
+                    )
         for whole in found.values():
             whole["sentence"] += _dashes(whole["lines"])
         order = [chart.title for chart in charts.CHARTS[stage]]
@@ -234,8 +228,30 @@ class Pages:
 
     def _render(self, template: str, **facts: Any) -> Html:
         nonce = secrets.token_urlsafe(16)
-        text = self._jinja.get_template(template).render(nonce=nonce, **facts)
+        text = _templates().get_template(template).render(nonce=nonce, label=self.label, **facts)
         return Html(text, nonce)
+
+
+@cache
+def _templates() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    made.filters |= {"number": _plain(html.number), "seconds": _plain(html.seconds), "exact": _exact}
+    made.globals |= {"link": link, "titles": STAGE_TITLES, "colors": pieces.COLORS}
+    return made
+
+
+def _plain(show: Callable[[Any], str]) -> Callable[[Any], str]:
+    """What is no number, where a file should hold one, is shown as the text it is."""
+
+    def shows(value: Any) -> str:
+        try:
+            return show(value)
+        except UNEXPECTED:
+            return shown(str(value))
+
+    return shows
 
 
 def link(page: str, /, **words: Any) -> str:
@@ -264,6 +280,12 @@ def _dashes(lines: Sequence[Mapping[str, Any]]) -> str:
     drawn = ("solid", "dashed", "dotted")
     said = ", ".join(f"{names[i]} {drawn[i % 3]}" for i in sorted(names))
     return f" Drawn: {said}." if len(names) > 1 else ""
+
+
+def _sources(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The rows of the table by data source; KeyError where one lacks something."""
+    names = ("name", "n", "before", "after", "lift")
+    return [{name: row[name] for name in names} for row in html.by_source(evaluation)]
 
 
 def _gate(manifests: Mapping[str, Any], summary: Mapping[str, Any]) -> list[tuple[str, str]]:
