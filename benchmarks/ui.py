@@ -168,11 +168,12 @@ def report(given: argparse.Namespace, rows: list[dict[str, Any]], size: int) -> 
     busy = [row["page"] for row in within if row["cpu_seconds"] >= 1]
     peak = max(row["peak_mb"] for row in rows)
     text = (
-        f"{given.runs} runs of {given.updates:,} updates; {given.rows:,} rows of {TOKENS} tokens in one file of "
-        f"{size / 2**20:.0f} MB. Each page is asked for twice, in this order, of one server on one core.\n\n"
+        f"{given.runs} runs of {given.updates:,} updates; {given.rows:,} rows of {TOKENS} tokens in one file "
+        f"of {size / 2**20:.0f} MB. Each page is asked for twice, in this order, of one server on one core, of "
+        f"which the machine's other work wanted its share: load average {os.getloadavg()[0]:.1f}.\n\n"
         f"{results_io.table(head, cells)}\n\n"
-        f"A second or more, but for the mean log-prob, which reads every number: {', '.join(slow) or 'none'}; "
-        f"by CPU time: {', '.join(busy) or 'none'}. Peak memory {peak:.0f} MB."
+        "A second or more, but for the mean log-prob, which reads every number: "
+        f"{', '.join(slow) or 'none'}; by CPU time: {', '.join(busy) or 'none'}. Peak memory {peak:.0f} MB."
     )
     settings = {"runs": given.runs, "rows": given.rows, "updates": given.updates, "tokens": TOKENS}
     results_io.write("ui", settings, rows, text)

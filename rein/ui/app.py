@@ -30,8 +30,8 @@ from rein.ui.table import Query, Table, Tables
 LONGEST_WORD = 500  # characters of a search
 POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'self' 'nonce-{nonce}'; "
-    "style-src-attr 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
-    "frame-ancestors 'none'"
+    "style-src-attr 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 Handler = Callable[[Request], Html]
 
@@ -107,7 +107,7 @@ def make_app(root: Path, standing: Standing, hosts: frozenset[str] | None = None
         Route("/static/plotly.js", lambda request: _static(request, plotly(), "text/javascript")),
         *(
             Route(f"/static/{name}", lambda request, n=name: _static(request, script(n), "text/javascript"))
-            for name in ("ui.js", "nonce.js", "curves.js")
+            for name in ("ui.js", "curves.js")
         ),
     ]
     handlers: Any = {404: lost}

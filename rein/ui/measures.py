@@ -85,30 +85,30 @@ def _is_numbers(kind: pa.DataType | None) -> bool:
     return kind is not None and is_list(kind) and _is_number(kind.value_type)
 
 
-def _floats(values: pa.Array) -> Array:
+def floats(values: pa.Array) -> Array:
+    """Numbers or truth values as float64, null as NaN; not by to_numpy, which imports all of pandas."""
     if pa.types.is_boolean(values.type):
         values = pc.cast(values, pa.int8())
-    array: Array = values.to_numpy(zero_copy_only=False).astype(np.float64)
+    array: Array = np.from_dlpack(pc.fill_null(pc.cast(values, pa.float64(), safe=False), np.nan))
     return array
 
 
 def _lengths(column: pa.Array) -> Array:
-    array: Array = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    return array.astype(np.int64)
+    return np.nan_to_num(floats(pc.list_value_length(column))).astype(np.int64)
 
 
 def _number_of(name: str) -> Callable[[pa.RecordBatch], Array]:
-    return lambda batch: _floats(batch.column(name))
+    return lambda batch: floats(batch.column(name))
 
 
 def _moved(batch: pa.RecordBatch) -> Array:
-    return _floats(batch.column("after_score")) - _floats(batch.column("before_score"))
+    return floats(batch.column("after_score")) - floats(batch.column("before_score"))
 
 
 def _length_of(name: str) -> Callable[[pa.RecordBatch], Array]:
     def length(batch: pa.RecordBatch) -> Array:
         column = batch.column(name)
-        return _floats(pc.utf8_length(column) if is_text(column.type) else pc.list_value_length(column))
+        return floats(pc.utf8_length(column) if is_text(column.type) else pc.list_value_length(column))
 
     return length
 
@@ -118,15 +118,15 @@ def _mean_of(name: str, minus: str | None, mask: Sequence[str]) -> Callable[[pa.
 
     def mean(batch: pa.RecordBatch) -> Array:
         column = batch.column(name)
-        lengths, values = _lengths(column), _floats(pc.list_flatten(column))
+        lengths, values = _lengths(column), floats(pc.list_flatten(column))
         if minus is not None:
             other = batch.column(minus)
             if not np.array_equal(lengths, _lengths(other)):
                 return np.full(len(lengths), np.nan)
-            values = values - _floats(pc.list_flatten(other))
+            values = values - floats(pc.list_flatten(other))
         counts = np.isfinite(values)
         if mask and np.array_equal(lengths, _lengths(batch.column(mask[0]))):
-            counts &= _floats(pc.list_flatten(batch.column(mask[0]))) > 0
+            counts &= floats(pc.list_flatten(batch.column(mask[0]))) > 0
         ends = np.concatenate([[0], np.cumsum(lengths)])
         sums = np.concatenate([[0.0], np.cumsum(np.where(counts, values, 0.0))])
         number = np.concatenate([[0], np.cumsum(counts)])

@@ -228,8 +228,8 @@ def _holds(column: pa.Array, text: str) -> Array:
     if not measures.is_text(column.type):
         inside = pc.struct_field(pc.list_flatten(column), "content")
         found = np.zeros(len(column), dtype=bool)
-        found[pc.list_parent_indices(column).to_numpy()[_holds(inside, text)]] = True
+        parents = measures.floats(pc.list_parent_indices(column)).astype(np.int64)
+        found[parents[_holds(inside, text)]] = True
         return found
-    hits = pc.fill_null(pc.match_substring(column, text, ignore_case=True), False)
-    array: Array = hits.to_numpy(zero_copy_only=False)
-    return array
+    hits = pc.match_substring(column, text, ignore_case=True)
+    return measures.floats(hits) > 0
