@@ -2,8 +2,8 @@
 
     python benchmarks/ui.py [--runs 50] [--rows 100000] [--updates 1000] [--data DIR]
 
-The pages are served by a process of its own and asked over HTTP, the first time and again. Rows have 200 tokens,
-each with an id, a mask and a behavior log-prob, as Rein writes them.
+The pages are served by a process of its own and asked over HTTP, the first time and again. Rows have 200
+tokens, each with an id, a mask and a behavior log-prob, as Rein writes them.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def report(given: argparse.Namespace, rows: list[dict[str, Any]], size: int) -> 
     peak = max(row["peak_mb"] for row in rows)
     text = (
         f"{given.runs} runs of {given.updates:,} updates; {given.rows:,} rows of {TOKENS} tokens in one file "
-        f"of {size / 2**20:.0f} MB. Each page is asked for twice, in this order, of one server on one core, of "
-        f"which the machine's other work wanted its share: load average {os.getloadavg()[0]:.1f}.\n\n"
+        f"of {size / 2**20:.0f} MB. Each page is asked for twice, in this order, of one server on one core, "
+        f"of which the machine's other work wanted its share: load average {os.getloadavg()[0]:.1f}.\n\n"
         f"{results_io.table(head, cells)}\n\n"
         "A second or more, but for the mean log-prob, which reads every number: "
         f"{', '.join(slow) or 'none'}; by CPU time: {', '.join(busy) or 'none'}. Peak memory {peak:.0f} MB."
