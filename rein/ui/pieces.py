@@ -161,13 +161,13 @@ def _finite(value: float | None) -> float | None:
 
 
 def _limit(values: list[float]) -> float:
-    """What 95 % of the sizes stay within, rounded up to 1, 2 or 5 of a decade."""
+    """What 95 % of the sizes stay within, rounded up."""
     sizes = sorted(map(abs, values))
     size = sizes[min(len(sizes) - 1, int(0.95 * len(sizes)))] if sizes else 0.0
     if size < 1e-12:
         return 1.0
     decade = 10.0 ** math.floor(math.log10(size))
-    return float(next(step * decade for step in (1, 2, 5, 10) if size <= step * decade * (1 + 1e-9)))
+    return float(next(step * decade for step in (1, 1.5, 2, 3, 5, 7, 10) if size <= step * decade * (1 + 1e-9)))
 
 
 def _strength(value: float | None, limit: float) -> int:

@@ -108,7 +108,7 @@ def test_tokens_are_colored_by_each_number_that_there_is(run: Path, page: Page) 
     ]
     assert "log-ratio to the reference -1" in text
     kl = re.findall(r'<span class="t (\w\d)', page(f"{at}&color=kl"))
-    assert kl == ["p0", "p3", "p0", "p0"]
+    assert kl == ["p0", "p4", "p1", "p0"]
 
 
 def test_ids_are_read_by_a_tokenizer_in_the_run_that_gives_the_very_text(run: Path, page: Page) -> None:
