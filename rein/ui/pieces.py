@@ -167,7 +167,8 @@ def _limit(values: list[float]) -> float:
     if size < 1e-12:
         return 1.0
     decade = 10.0 ** math.floor(math.log10(size))
-    return float(next(step * decade for step in (1, 1.5, 2, 3, 5, 7, 10) if size <= step * decade * (1 + 1e-9)))
+    steps = (step * decade for step in (1, 1.5, 2, 3, 5, 7, 10))
+    return float(next(step for step in steps if size <= step * (1 + 1e-9)))
 
 
 def _strength(value: float | None, limit: float) -> int:
