@@ -4,8 +4,8 @@
 const color = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 const lineInks = { alone: ["accent", "second", "third"], together: ["c0", "c1", "c2", "c3", "c4", "c5"] };
 const dashes = ["solid", "dash", "dot"];
-const inks = { rollback: "bad", action: "second", alert: "quiet" };
-const markDashes = { rollback: "solid", action: "dash", alert: "dot" };
+const inks = { rollback: "bad", round: "third", action: "second", alert: "quiet" };
+const markDashes = { rollback: "solid", round: "dashdot", action: "dash", alert: "dot" };
 
 function layoutOf(chart, marks, undone) {
   const last = Math.max(...[...chart.lines, { x: marks.map(mark => mark.x) }].map(line => line.x.at(-1) ?? 0));
@@ -39,7 +39,7 @@ function undoneOf([from, to]) {
 function labelOf(mark, i, late) {
   return {
     x: mark.x, yref: "paper", y: 1 - .1 * (i % 3), text: mark.label, showarrow: false, yanchor: "top", xanchor: late ? "right" : "left",
-    font: { size: 11, color: color("bad") }, bgcolor: color("card"), opacity: .85,
+    font: { size: 11, color: color(inks[mark.kind]) }, bgcolor: color("card"), opacity: .85,
   };
 }
 

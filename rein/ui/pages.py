@@ -283,9 +283,11 @@ def _dashes(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _sources(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """The rows of the table by data source; KeyError where one lacks something."""
-    names = ("name", "n", "before", "after", "lift")
-    return [{name: row[name] for name in names} for row in html.by_source(evaluation)]
+    """The rows of the table by data source, where there are several; KeyError where one lacks something."""
+    parts = (evaluation or {}).get("by_data_source", {})
+    names = ("n", "before", "after", "lift")
+    rows = [{"name": source, **{name: part[name] for name in names}} for source, part in parts.items()]
+    return rows if len(rows) > 1 else []
 
 
 def _gate(manifests: Mapping[str, Any], summary: Mapping[str, Any]) -> list[tuple[str, str]]:
