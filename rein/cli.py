@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rein.config.recipe import Recipe
     from rein.tracking.console import Console
 
-ATOMIC = ("convert", "audit", "check", "cache", "deploy")  # no stages: there are none to keep
+ATOMIC = ("convert", "audit", "check", "cache", "deploy", "ui")  # no stages: there are none to keep
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
 _PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM)
 
@@ -143,6 +143,11 @@ def _dispatch(arguments: argparse.Namespace) -> None:
 
         deploy(arguments.model, arguments.to, console, rollback=arguments.rollback, listed=arguments.listed)
         return
+    if arguments.verb == "ui":
+        from rein.commands.ui import run as ui
+
+        ui(arguments.folder, arguments.host, arguments.port, console)
+        return
     recipe = _recipe(arguments, console)
     if arguments.verb == "cache":
         from rein.commands.cache import run as cache
@@ -228,6 +233,9 @@ def _arguments(sub: _Parser, verb: str) -> None:
         sub.add_argument("--rollback", action="store_true", help="go back to what was current before")
         sub.add_argument("--list", dest="listed", action="store_true", help="the versions, with gates")
         sub.add_argument("model", metavar="MODEL", nargs="?", help="an exported model folder")
+        return
+    if verb == "ui":
+        sub.add_argument("folder", metavar="DIR", nargs="?", help="the folder of runs (default: runs)")
         return
     if verb in ("export", "run"):
         sub.add_argument(

@@ -18,6 +18,7 @@ COMMANDS = {
     "cache": "what frozen models said, kept for all runs: list it (ls), make room (prune)",
     "audit": "what data files hold and what is wrong with them, on one page",
     "deploy": "an exported model as the current version of a folder; back again; the list",
+    "ui": "local pages over all runs in a folder, live: curves, guards, rows token by token",
 }
 EXAMPLES = {
     "sft": "rein sft recipe.yaml sft.optim.lr=1e-5",
@@ -35,6 +36,7 @@ EXAMPLES = {
     "cache": "rein cache prune recipe.yaml --older-than 30 --dry-run",
     "audit": "rein audit trajectories.parquet --model MODEL --against test.parquet out=runs/first",
     "deploy": "rein deploy runs/first/export/model --to /srv/model",
+    "ui": "rein ui runs --port 0",
 }
 EPILOG = """\
 RECIPE is a YAML file or the name of a packaged one (demo); key=value overrides it, and alone makes a recipe.
@@ -66,4 +68,8 @@ OPTIONS: dict[str, dict[str, tuple[str, str]]] = {  # of a verb, with a value: w
         "--max-size": ("SIZE", "prune what was used longest ago until the rest is no larger, such as 10GB"),
     },
     "deploy": {"--to": ("DIR", "the folder of versions v1, v2, ... and of `current`, which names one")},
+    "ui": {
+        "--host": ("HOST", "an address that others can reach (default 127.0.0.1: this machine alone)"),
+        "--port": ("N", "the port (default 7346); 0: a free one"),
+    },
 }

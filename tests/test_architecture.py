@@ -31,7 +31,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         ("experience", "learner", "validator", "remedies", "snapshots", "journal", "manifest"), 4
     ),
-    **dict.fromkeys(("probe", "scorer", "audit", "gate"), 4),
+    **dict.fromkeys(("probe", "scorer", "audit", "gate", "ui"), 4),
     "stages": 5,
     "commands": 5,
     "cli": 6,
