@@ -19,7 +19,8 @@ from markupsafe import escape
 from rein.config.load import resolved
 from rein.config.recipe import Recipe
 from rein.errors import shown
-from rein.report import charts, events, html
+from rein.report import charts, events, figures, html
+from rein.report.evaluation import comparison, outcome
 from rein.ui import pieces, rows
 from rein.ui.folder import Broken
 from rein.ui.runs import WITH_CURVES, Runs, Summary
@@ -117,8 +118,8 @@ class Pages:
             title=self.label(name),
             name=name,
             run=summary,
-            outcome=part("evaluate/evaluation.json", lambda: html.outcome(evaluation)),
-            comparison=part("evaluate/evaluation.json", lambda: html.comparison(evaluation)) or [],
+            outcome=part("evaluate/evaluation.json", lambda: outcome(evaluation)),
+            comparison=part("evaluate/evaluation.json", lambda: comparison(evaluation)) or [],
             sources=part("evaluate/evaluation.json", lambda: _sources(evaluation)) or [],
             gate=part("summary.json", lambda: _gate(manifests, self.runs.whole(name))) or [],
             guards=guards if "train" in drawn or lines else None,
@@ -237,7 +238,7 @@ def _templates() -> Environment:
     made = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    made.filters |= {"number": _plain(html.number), "seconds": _plain(html.seconds), "exact": _exact}
+    made.filters |= {"number": _plain(figures.number), "seconds": _plain(figures.seconds), "exact": _exact}
     made.globals |= {"link": link, "titles": STAGE_TITLES, "colors": pieces.COLORS}
     return made
 

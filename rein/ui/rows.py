@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rein.errors import shown
-from rein.report.html import number
-from rein.report.html import shown as readable
+from rein.report.figures import number
+from rein.report.text import shown as readable
 from rein.ui import pieces
 from rein.ui.folder import Absent, Broken, Folder
 from rein.ui.table import TEXTS, Query, Table, Tables

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from rein.errors import shown
-from rein.report import charts, events, html
+from rein.report import charts, events
+from rein.report.evaluation import outcome
 from rein.ui.folder import STAGES, Absent, Broken, Folder, read_json
 from rein.ui.lines import Curves, Events
 
@@ -96,9 +97,9 @@ class Runs:
         return self._object(name, "summary.json") or {}
 
     def evaluation(self, name: str) -> dict[str, Any] | None:
-        """evaluation.json, where answers were generated."""
+        """evaluation.json: of generated answers, or of stored ones."""
         body = self._object(name, "evaluate/evaluation.json")
-        return body if body and "lift" in body else None
+        return body if body and ("lift" in body or "off_policy" in body) else None
 
     def journal(self, name: str) -> Lines:
         """Its standing lines."""
@@ -128,8 +129,8 @@ class Runs:
         found = Summary(name, state, why, notes=notes, updates=brief.number)
         evaluation = self._attempt(notes, lambda: None, self.evaluation, name)
         try:
-            found.outcome = html.outcome(evaluation)
-            found.lift = None if evaluation is None else float(evaluation["lift"])
+            found.outcome = outcome(evaluation)
+            found.lift = None if evaluation is None else _lift(evaluation)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
             notes.append("evaluate/evaluation.json: does not hold an evaluation; look at the file")
         found.scores = next((points for m in SCORES if (points := _points(brief.lines, m))), [])
@@ -243,6 +244,14 @@ def _started(pid: int) -> float | None:
         return float(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, StopIteration):
         return None
+
+
+def _lift(evaluation: Mapping[str, Any]) -> float:
+    """Of generated answers, or as stored ones estimate it."""
+    if "lift" in evaluation:
+        return float(evaluation["lift"])
+    found = evaluation["off_policy"]
+    return float(found["difference"][found["reported"]]["score"])
 
 
 def _points(lines: Lines, metric: str) -> list[tuple[int, float]]:
