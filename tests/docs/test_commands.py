@@ -59,6 +59,8 @@ LESS = {  # of a page's recipe: the same keys otherwise
     "data": {"train_batch_size": 512, "max_response_length": 48},
 }
 FIRST = {  # what a page takes to be there
+    "docs/speed.md": ("rein score recipe.yaml",),
+    "docs/guards.md": ("rein score recipe.yaml",),
     "docs/evaluate-and-ship.md": (
         "rein run recipe.yaml --force",
         "rein deploy runs/first/export/model --to models/served",
@@ -73,6 +75,8 @@ LESS_WORDS = (
 EXITS = {  # besides 0, or instead: the small model need not be better than its start
     "rein run recipe.yaml": {0, 5},
     "rein run first.yaml": {0, 5},
+    "rein run recipe.yaml trainer.refresh_every=8": {0, 5},
+    "rein run recipe.yaml trainer.refresh_every=1": {0, 5},
     "rein export recipe.yaml gate.min_score=0.5": {5},
     # Most of the small model's answers are wrong, and then a guard may leave all updates out.
     "rein run topr model.path=models/my-sft-model data.train_files=trajectories.parquet out=runs/topr": {
@@ -220,7 +224,8 @@ def test_a_pages_commands_run(page: str, world: Path, shell: dict[str, str], tmp
     for i, command in enumerate(RUN[page]):
         text = STAND_INS.get(command.text, command.text)
         if page in OUT_OF_ITS_OWN:
-            text += f" {LESS_WORDS}" + ("" if " out=" in text else f" out=runs/alone{i}")
+            anew = "resume=never" if text.startswith("rein train") else f"out=runs/alone{i}"
+            text += f" {LESS_WORDS}" + ("" if " out=" in text else f" {anew}")
         run(text, EXITS.get(command.text, {0}), folder, shell)
 
 
