@@ -34,6 +34,7 @@ TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="
 PLAIN = ("cat", "ls", "tail", "source", "python", "git", "cd")  # what a shell and Python have
 
 NOT_RUN = {  # what begins so -> why it is parsed alone
+    "pip install ": "changes the environment; the extra is looked up",
     "make ": "installs, and takes minutes; `make demo` has a stand-in below",
     "source .venv/bin/activate": "changes the reader's shell; the tests run in an environment already",
     "rein demo reward=": "minutes each; tests/e2e/test_pipeline_whole.py runs all stages",
