@@ -41,8 +41,8 @@ def end(job: Job) -> dict[str, Any]:
     for role in job.learner.roles:
         if not job.applied.get(role):
             raise GuardStop(
-                f"train: all updates of the {role} were skipped, none was finite; check scores and "
-                "learning rates"
+                f"train: all updates of the {role} were skipped, as not finite or by a guard; see "
+                "train/journal.jsonl, and check scores and learning rates"
             )
     with job.clock("save_checkpoint"):
         if job.critic is not None:

@@ -100,10 +100,7 @@ class Pages:
             try:
                 return make()
             except (Broken, *UNEXPECTED) as error:
-                why = (
-                    f"{error}" if isinstance(error, Broken) else f"{what}: cannot be shown; look at the file"
-                )
-                notes.append(why)
+                notes.append(str(error) if isinstance(error, Broken) else f"{what}: cannot be shown")
                 return None
 
         evaluation = part("evaluate/evaluation.json", lambda: self.runs.evaluation(name))

@@ -58,7 +58,7 @@ def test_a_start_that_never_moved_is_no_result(
 ) -> None:
     body = stored(whole, data, tmp_path / "run", score=3e38) | {"guards": {"preset": "off"}}
     assert rein("train", write_recipe(tmp_path / "recipe.yaml", body)) == 4
-    assert "were skipped, none was finite" in capsys.readouterr().err
+    assert "were skipped, as not finite" in capsys.readouterr().err
     assert not (tmp_path / "run" / "train" / "manifest.json").exists()
 
 
