@@ -22,7 +22,7 @@ def topr(
     response.
 
     arXiv:2503.14286, section 3. Bounded from below without any KL. The ratio is that of whole responses: give
-    rows uncut.
+    rows uncut. Nothing counts as clipped: a bad response at the bound is where it was written, not far off.
     """
     log_probs, behavior_log_probs, advantages = counted(mask, log_probs, behavior_log_probs, advantages)
     log_ratio = log_probs - behavior_log_probs
@@ -30,4 +30,4 @@ def topr(
     limit = math.log(ratio_max)
     negative = advantages < 0
     losses = -advantages * log_probs * row.clamp(max=limit).exp().where(negative, 1)
-    return result(weighted(losses, weights, mask), log_ratio, negative & (row > limit))
+    return result(weighted(losses, weights, mask), log_ratio)
