@@ -14,14 +14,13 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import escape
 
 from rein.config.load import resolved
 from rein.config.recipe import Recipe
 from rein.errors import shown
 from rein.report import charts, events, figures, html
 from rein.report.evaluation import comparison, outcome
-from rein.ui import pieces, rows
+from rein.ui import compare, pieces, rows
 from rein.ui.folder import Broken
 from rein.ui.runs import WITH_CURVES, Runs, Summary
 from rein.ui.table import Query, Table
@@ -100,7 +99,9 @@ class Pages:
             try:
                 return make()
             except (Broken, *UNEXPECTED) as error:
-                notes.append(str(error) if isinstance(error, Broken) else f"{what}: cannot be shown")
+                notes.append(
+                    str(error) if isinstance(error, Broken) else f"{what}: cannot be shown; look at it"
+                )
                 return None
 
         evaluation = part("evaluate/evaluation.json", lambda: self.runs.evaluation(name))
@@ -144,7 +145,8 @@ class Pages:
         if not FEWEST <= len(names) <= MOST:
             raise Broken(f"compare: {len(names)} runs are chosen; choose {FEWEST} to {MOST} in the list")
         summaries = [self.runs.summary(self.runs.known(name)) for name in names]
-        drawn = {stage: self._together(stage, names) for stage in WITH_CURVES}
+        curves = [(self.label(name), self.runs.curves(name)) for name in names]
+        drawn = {stage: compare.together(stage, curves) for stage in WITH_CURVES}
         several = {stage: found for stage in ("train", "reward", "sft") if (found := drawn[stage])}
         running = any(run.state == "running" for run in summaries)
         return self._render(
@@ -153,39 +155,9 @@ class Pages:
             runs=summaries,
             drawn=several,
             data=html.json_for_script({"charts": several, "guards": {}}),
-            differing=self._differing(names),
+            differing=compare.differing([self._settings(name) for name in names]),
             live=LIVE_RUN if running else LIVE_ENDED,
         )
-
-    def _together(self, stage: str, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The stage's charts with the lines of every run: a color a run, a dash a metric."""
-        found: dict[str, dict[str, Any]] = {}
-        for index, name in enumerate(names):
-            for chart in charts.draw(stage, self.runs.curves(name)[stage].lines):
-                whole = found.setdefault(chart["title"], {**chart, "lines": []})
-                whole["log"] = whole["log"] and chart["log"]
-                metrics = list(dict.fromkeys([line["metric"] for line in (*whole["lines"], *chart["lines"])]))
-                for line in chart["lines"]:
-                    more = f": {line['label']}" if len(chart["lines"]) > 1 else ""
-                    # Plotly reads tags in names: they are text here.
-                    label, alone = f"{escape(self.label(name))}{more}", line["label"]
-                    dash = metrics.index(line["metric"])
-                    whole["lines"].append(
-                        {**line, "label": label, "alone": alone, "color": index, "dash": dash}
-                    )
-        for whole in found.values():
-            whole["sentence"] += _dashes(whole["lines"])
-        order = [chart.title for chart in charts.CHARTS[stage]]
-        return sorted(
-            found.values(), key=lambda c: order.index(c["title"]) if c["title"] in order else len(order)
-        )
-
-    def _differing(self, names: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """The settings that are not the same in all runs; the folder itself never is."""
-        every = [dict(html.changed(self._settings(name), {})) for name in names]
-        keys = list(dict.fromkeys(key for settings in every for key in settings if key != "out"))
-        values = [(key, [settings.get(key, "–") for settings in every]) for key in keys]
-        return [(key, of) for key, of in values if len(set(of)) > 1]
 
     def _settings(self, name: str) -> dict[str, Any]:
         try:
@@ -270,14 +242,6 @@ def sparkline(points: Sequence[tuple[int, float]], width: int = 96, height: int 
         f"{2 + (width - 4) * (x - min(xs)) / across:.1f},{height - 3 - (height - 6) * (y - low) / tall:.1f}"
         for x, y in points
     )
-
-
-def _dashes(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Which metric is drawn how, where there are several."""
-    names = {line["dash"]: line["alone"] for line in lines}
-    drawn = ("solid", "dashed", "dotted")
-    said = ", ".join(f"{names[i]} {drawn[i % 3]}" for i in sorted(names))
-    return f" Drawn: {said}." if len(names) > 1 else ""
 
 
 def _sources(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]]:
