@@ -199,7 +199,7 @@ def drive(job: Job, *loops: Callable[[Job, Interrupt, Callable[..., None]], None
     try:
         with deferred() as interrupt:
             for loop in loops:
-                loop(job, interrupt, lambda steps=1, note="": None)
+                loop(job, interrupt, lambda steps=1, note="", total=None: None)
     finally:
         job.close()
 

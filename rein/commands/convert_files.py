@@ -57,7 +57,7 @@ def _narrow(wide: Path, path: Path, filled: set[str]) -> None:
         batches = file.iter_batches(columns=names)
         first = next(batches)
         schema = first.schema.with_metadata(file.schema_arrow.metadata)
-        with pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
+        with pq.ParquetWriter(path.absolute(), schema, write_page_checksum=True) as writer:
             for batch in chain([first], batches):
                 writer.write_batch(batch.cast(schema))
 

@@ -161,7 +161,8 @@ def write_rows(
     noted = {key.encode(): value.encode() for key, value in (metadata or {}).items()}
     noted |= {**(schema.metadata or {}), schemas.JSON_KEY: json.dumps(as_json).encode()}
     final, stream, total = pa.schema(fields, metadata=noted), iter(rows), 0
-    with atomic(path) as draft, pq.ParquetWriter(draft, final, write_page_checksum=True) as writer:
+    # Absolute: Arrow would take a relative name with a colon for another file system's.
+    with atomic(path.absolute()) as draft, pq.ParquetWriter(draft, final, write_page_checksum=True) as writer:
         while chunk := list(islice(stream, GROUP_ROWS)):
             arrays = [_array(path.name, field, chunk, as_json=field.name in as_json) for field in fields]
             writer.write_table(pa.Table.from_arrays(arrays, schema=final))

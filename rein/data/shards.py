@@ -39,7 +39,7 @@ class ShardFolder:
         """Keep a table; raises CheckpointError where the disk does not."""
         noted = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: key.encode()})
         with atomic(self._file(key)) as draft:
-            pq.write_table(noted, draft, write_page_checksum=True)
+            pq.write_table(noted, draft.absolute(), write_page_checksum=True)
 
     def remove(self) -> None:
         """All shards, of other work too, and the folder where nothing else lies in it."""

@@ -43,7 +43,7 @@ def limited(some: Recipe, most: int) -> tuple[int, str]:
     for model in job.team.models.values():
         trunk_of(model.model).register_forward_pre_hook(Little(most), with_kwargs=True)
     try:
-        train.train(job, Interrupt(), lambda steps=1, note="": None)
+        train.train(job, Interrupt(), lambda steps=1, note="", total=None: None)
         job.finish()
         return 0, ""
     except OutOfMemory as error:
