@@ -33,7 +33,7 @@ function lineOf(mark) {
 }
 
 function undoneOf([from, to]) {
-  return { type: "rect", yref: "paper", x0: from, x1: to, y0: 0, y1: 1, fillcolor: color("card"), opacity: .6, line: { width: 0 } };
+  return { type: "rect", yref: "paper", x0: from + .5, x1: to + .5, y0: 0, y1: 1, fillcolor: color("card"), opacity: .6, line: { width: 0 } };
 }
 
 function labelOf(mark, i, late) {

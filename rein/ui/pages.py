@@ -205,7 +205,10 @@ class Pages:
 @cache
 def _templates() -> Environment:
     made = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=FileSystemLoader([HERE, Path(events.__file__).parent]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     made.filters |= {"number": _plain(figures.number), "seconds": _plain(figures.seconds), "exact": _exact}
     made.globals |= {"link": link, "titles": STAGE_TITLES, "colors": pieces.COLORS}
